@@ -200,8 +200,8 @@ def test_the_sink_logs_the_number_of_overdue_rows(spark: SparkSession, caplog: p
 def test_contradictory_options_are_refused() -> None:
     for given, expected in (
         ({"past": "later"}, "give one of send, drop, reject"),
-        ({"past": "reject"}, "set the option rejects to one"),
-        ({"deliver_at": "2026-01-01T00:00:00Z"}, "which is past"),
+        ({"past": "reject"}, "the option rejects is not set: set it to a folder"),
+        ({"deliver_at": "2026-01-01T00:00:00Z"}, "which is in the past"),
     ):
         with pytest.raises(InvalidOptionError, match=expected):
             SinkSettings.read(Options({"url": "amqp://localhost:1", "queue": "q", **given}), {})

@@ -95,7 +95,9 @@ def test_headers_that_are_not_utf_8_are_refused(
     report = json.loads(capsys.readouterr().out)
     assert (report["sent"], report["rejected"], report["bad_headers"]) == (2, 1, 1)
     (rejected,) = spark.read.parquet(str(tmp_path / "rejects")).collect()
-    assert rejected["reject_reason"] == "the column headers holds a value that cannot be sent: text that is not UTF-8"
+    assert rejected["reject_reason"] == (
+        "the column headers holds a value that cannot be sent: text that is not UTF-8: encode it as UTF-8"
+    )
     found = drain(clock_url, queue, 2)
     assert sorted(json.loads(one.body)["note"] for one in found) == ["caf\ufffd", "x"]
     assert [one.headers["city"] for one in found] == ["é", "é"]

@@ -161,7 +161,7 @@ def test_undecodable_entries_do_not_hide_later_messages(streams: Streams, tmp_pa
     odd = [b"\0Sw" + b"\0" * 3_000, lie, snappy]
     assert [bytes(row.value) for row in rows] == [b"before", *odd, b"after"]
     assert [row.offset for row in rows] == [0, 1, 2, 5, 7]
-    reasons = ["ends too early", "does not consist of 3", "compressed by snappy"]
+    reasons = ["ends too early", "does not consist of the 3", "compressed with snappy"]
     assert all(part in row.undecodable for row, part in zip(rows[1:4], reasons, strict=True))
     assert (rows[0].undecodable, rows[4].undecodable) == (None, None)
     streams.run(tmp_path / "checkpoint", tmp_path / "files", stream="s", startingOffsets="earliest", undecodable="raw")

@@ -157,3 +157,18 @@ def test_with_pyspark_before_4_2_a_new_query_has_to_name_all_streams(streams: St
         reader.latestOffset()
         with pytest.raises(InvalidOptionError, match="gives positions of super-0, but the super stream consists of"):
             reader.initialOffset()
+
+
+def test_an_error_names_the_option_that_gave_the_positions(streams: Streams) -> None:
+    streams.declare_super("super", 0, 1)
+    for given, option, of in (
+        ({"startingOffsetsByTimestamp": '{"super-0": 0}'}, "startingOffsetsByTimestamp", "super-0"),
+        ({"startingOffsets": "{}"}, "startingOffsets", "no stream"),
+    ):
+        with (
+            reading(streams, superStream="super", **given) as reader,
+            pytest.raises(
+                InvalidOptionError, match=f"the option {option} gives positions of {of}, but the super stream"
+            ),
+        ):
+            reader.initialOffset()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import click
 import pytest
 
+from bide.admin.taps import StreamStatus
+from bide.cli import tap
 from bide.cli.app import run
 
 
@@ -60,3 +62,17 @@ def test_a_shell_completes_commands_and_options(
     with pytest.raises(SystemExit):
         run([])
     assert capsys.readouterr().out.split() == [f"plain,{completed}"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kept"),
+    [
+        ({}, ""),
+        ({"x-max-age": "7D"}, ", keeps 7D"),
+        ({"x-max-length-bytes": 10_000}, ", keeps 10,000 bytes"),
+        ({"x-max-age": "7D", "x-max-length-bytes": 10_000}, ", keeps 7D, 10,000 bytes"),
+    ],
+)
+def test_tap_status_shows_each_limit_with_its_unit(arguments: dict[str, object], kept: str) -> None:
+    stream = StreamStatus(name="s", exists=True, messages=1, bindings=None, wanted=1, arguments=arguments)
+    assert tap._stream_text(stream) == f"1 message{kept}"

@@ -27,22 +27,22 @@ def admission(clock: Clock, *, least: int | None = None, most: int | None = None
 def test_a_batch_waits_for_the_least_number_or_for_the_delay() -> None:
     clock = Clock()
     made = admission(clock, least=10)
-    assert not made.waits({"s": 0}, {"s": 1}), "the first batch does not wait"
+    assert not made.must_wait({"s": 0}, {"s": 1}), "the first batch does not wait"
     clock.now += 59
-    assert made.waits({"s": 1}, {"s": 10})
-    assert not made.waits({"s": 1}, {"s": 11})
+    assert made.must_wait({"s": 1}, {"s": 10})
+    assert not made.must_wait({"s": 1}, {"s": 11})
     clock.now += 59
-    assert made.waits({"s": 11}, {"s": 12})
+    assert made.must_wait({"s": 11}, {"s": 12})
     clock.now += 1
-    assert not made.waits({"s": 11}, {"s": 12}), "a minute has passed since the last batch"
-    assert made.waits({"s": 12}, {"s": 13})
+    assert not made.must_wait({"s": 11}, {"s": 12}), "a minute has passed since the last batch"
+    assert made.must_wait({"s": 12}, {"s": 13})
 
 
 def test_an_idle_time_does_not_count_as_a_batch() -> None:
     clock = Clock()
     made = admission(clock, least=10)
-    assert not made.waits({"s": 0}, {"s": 0})
-    assert not made.waits({"s": 0}, {"s": 1})
+    assert not made.must_wait({"s": 0}, {"s": 0})
+    assert not made.must_wait({"s": 0}, {"s": 1})
 
 
 def test_a_limit_in_bytes_is_shared_by_the_backlogs() -> None:

@@ -48,10 +48,10 @@ def test_an_option_chooses_columns() -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"columns": "offset,key"}, "the option columns names 'key': choose from value, stream"),
+        ({"columns": "offset,key"}, "the option columns names 'key', which is not a column: choose from value, stream"),
         ({"columns": "attempts"}, "the option columns names 'attempts'"),
         ({"columns": "offset,offset"}, "give different names"),
-        ({"columns": "offset", "includeHeaders": "json"}, "give one of the options columns and includeHeaders"),
+        ({"columns": "offset", "includeHeaders": "json"}, "the options columns and includeHeaders were both given"),
         ({"includeHeaders": "map"}, "give one of false, true, json"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 
 import pytest
@@ -33,7 +34,7 @@ def test_an_unknown_option_is_named_with_the_known_ones() -> None:
     options = Options(
         {"maxOfsetsPerTrigger": "5", "stream": "a", "checkpointLocation": "/tmp/x", "url": "amqp://u:secret@h"}
     )
-    with pytest.raises(InvalidOptionError, match=r"for reading: maxofsetspertrigger; known are .*stream") as caught:
+    with pytest.raises(InvalidOptionError, match=r"for reading: maxofsetspertrigger: choose from .*stream") as caught:
         options.refuse_unknown(frozenset({"stream", "url"}), purpose="reading")
     assert "secret" not in str(caught.value)
     options.refuse_unknown(frozenset({"stream", "url", "maxOfsetsPerTrigger"}), purpose="reading")
@@ -72,7 +73,13 @@ def test_times_are_milliseconds_or_iso_8601(text: str, expected: datetime) -> No
     assert parse_time(text, "startingTimestamp") == expected
 
 
-@pytest.mark.parametrize("text", ["2026-11-21T06:00:00", "2026-11-21", "now", "-5", "999999999999999", "1.5"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("2026-11-21T06:00:00", "2026-11-21", "now", "-5", "999999999999999", "1.5"),
+        *("0001-01-01T00:00:00+05:00", "9999-12-31T23:00:00-05:00"),
+    ],
+)
 def test_times_without_a_zone_or_out_of_range_are_refused(text: str) -> None:
     with pytest.raises(InvalidOptionError, match="startingTimestamp"):
         Options({"startingTimestamp": text}).time("startingTimestamp")
@@ -89,6 +96,8 @@ def test_any_text_is_parsed_or_refused_with_the_option_name(text: str) -> None:
         except InvalidOptionError as error:
             refused = str(error)
         assert not refused or "option x is" in refused
+    with suppress(InvalidOptionError):
+        assert options.duration("x") is not None
 
 
 def test_the_url_comes_from_the_option_then_the_environment() -> None:

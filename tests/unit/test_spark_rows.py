@@ -226,7 +226,7 @@ def test_headers_can_be_structs_of_key_and_value() -> None:
         ([None, ("a", b"1")], "the column headers holds a value that cannot be sent: an entry is null: leave it out"),
         (
             [("a", b"1"), ("a", b"2")],
-            "the column headers holds a value that cannot be sent: the header 'a' is there more than once",
+            "the column headers holds a value that cannot be sent: the header 'a' occurs more than once",
         ),
         ([(None, b"1")], "the header name None is not text"),
     ],
@@ -248,7 +248,9 @@ def test_text_that_is_not_utf_8_is_a_problem_of_its_column_and_row(name: str) ->
         column = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), pa.array(["a", "b", "c"]), column)
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), column], names=["value", name])
     found = Rows(("value", name), {} if name == "queue" else {"to": "q"}, CLOCK).problems(batch, NOW)
-    assert found == {1: f"the column {name} holds a value that cannot be sent: text that is not UTF-8"}
+    assert found == {
+        1: f"the column {name} holds a value that cannot be sent: text that is not UTF-8: encode it as UTF-8"
+    }
 
 
 def test_a_body_can_be_any_bytes() -> None:
@@ -284,9 +286,9 @@ def test_times_in_headers_outside_the_amqp_range_are_a_problem() -> None:
     found = Rows(("value", "headers"), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert [*found] == [1, 2]
     assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, but AMQP timestamps begin in")
-    assert (
-        found[2]
-        == "the column headers holds a value that cannot be sent: a time outside the years 1 to 9999; give one in them"
+    assert found[2] == (
+        "the column headers holds a value that cannot be sent: a time outside the years 1 to 9999: give a time in this "
+        "range"
     )
 
 

@@ -51,13 +51,13 @@ def test_errors_name_the_spark_option(options: dict[str, str], expected: str) ->
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ({"delay": "5s"}, "the options producerName and delay were both given: rows that a stream stores once"),
+        ({"delay": "5s"}, "the options producerName and delay were both given: with producerName, a task stores all"),
         ({"deliver_at": "2030-01-01T00:00:00Z"}, "the options producerName and deliver_at were both given"),
         ({"isolated": "true"}, "the options producerName and isolated were both given"),
         ({"idPrefix": "x"}, "the options producerName and idPrefix were both given"),
         ({"rejects": "/tmp/rejects"}, "the options producerName and rejects were both given"),
         ({"past": "send"}, "the options producerName and past were both given"),
-        ({"producerName": "x" * 101}, "the option producerName takes 101 bytes: give at most 100"),
+        ({"producerName": "x" * 101}, "the option producerName has 101 bytes: give at most 100"),
         ({"producerName": " "}, "the option producerName is empty"),
     ],
 )
@@ -70,7 +70,7 @@ def test_options_that_contradict_a_producer_name_are_refused(options: dict[str, 
 def test_a_producer_name_needs_a_stream() -> None:
     with pytest.raises(InvalidOptionError, match="the option producerName needs the option queue"):
         SinkSettings.read(Options({"producerName": "copy", "exchange": "x"}), {})
-    with pytest.raises(InvalidOptionError, match="the option streamPort goes with producerName"):
+    with pytest.raises(InvalidOptionError, match="the option streamPort needs producerName"):
         settings_of(streamPort="5552")
 
 

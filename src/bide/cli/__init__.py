@@ -25,12 +25,12 @@ def main() -> None:
     started = time.monotonic()
     try:
         # Imported here, so that Ctrl-C during the imports is handled too.
-        from bide.cli.streams import finished, open_missing
+        from bide.cli.streams import flush_output, open_missing
 
         open_missing()
         from bide.cli.app import run
 
-        code = finished(run(sys.argv[1:], started=started))
+        code = flush_output(run(sys.argv[1:], started=started))
     except KeyboardInterrupt:
         code = _INTERRUPTED
     sys.exit(code)

@@ -31,8 +31,8 @@ def open_missing() -> None:
         sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 (as above)
 
 
-def finished(code: int) -> int:
-    """Flush standard output, and return the exit code: 1 if the output cannot be written."""
+def flush_output(code: int) -> int:
+    """Flush standard output, and return the exit code: *code*, or 1 instead of 0 if the output cannot be written."""
     try:
         sys.stdout.flush()
     except OSError as error:

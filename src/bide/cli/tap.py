@@ -130,7 +130,7 @@ def status(settings: Settings, *, infrastructure: DelayInfrastructure, as_json: 
     Bindings and limits are shown only if the management API answers. The broker updates message counts every five
     seconds.
     """
-    with working("looking"):
+    with working("reading the status"):
         found = run_async(_status(settings, infrastructure))
     if as_json:
         print_json(found.to_dict())
@@ -168,9 +168,13 @@ def _stream_text(stream: StreamStatus) -> str:
     parts = [quantity(stream.messages, "message")]
     if stream.bindings is not None:
         parts.append(f"{stream.bindings} of {stream.wanted} bindings")
-    limits = [str(stream.arguments[name]) for name in ("x-max-age", "x-max-length-bytes") if name in stream.arguments]
+    limits = []
+    if "x-max-age" in stream.arguments:
+        limits.append(str(stream.arguments["x-max-age"]))
+    if "x-max-length-bytes" in stream.arguments:
+        limits.append(f"{int(stream.arguments['x-max-length-bytes']):,} bytes")
     if limits:
-        parts.append(f"keeps {limits[0]}" + (f", {int(limits[1]):,} bytes" if len(limits) > 1 else ""))
+        parts.append(f"keeps {', '.join(limits)}")
     return ", ".join(parts)
 
 
@@ -190,5 +194,7 @@ def _size(text: str) -> int:
     """Parse a number of bytes with an optional unit."""
     found = _SIZE.fullmatch(text.strip())
     if found is None or found[2].upper() not in _UNITS:
-        raise InvalidInputError(f"the size {text!r} cannot be read: give a whole number of bytes, or 500MB, 10GB, 2TB")
+        raise InvalidInputError(
+            f"the size {text!r} cannot be read: give a whole number of bytes, or a size such as 500MB or 2TB"
+        )
     return int(found[1]) * _UNITS[found[2].upper()]

@@ -21,9 +21,9 @@ __all__ = ["Drained", "drain", "register", "ship"]
 def register(spark: SparkSession) -> None:
     """Register the format ``rabbitmq`` with a session; calling this twice is harmless.
 
-    In a classic session, reads and writes use ``BIDE_URL`` and ``BIDE_STREAM_PORT`` as they are set at this call. The
-    Python processes in which Spark plans reads and writes otherwise have the environment of the start of the session;
-    they keep it if both variables are unset and have never been passed.
+    In a classic session, this call passes the current values of ``BIDE_URL`` and ``BIDE_STREAM_PORT`` to the Python
+    processes in which Spark plans reads and writes. If both variables are unset, and no earlier call has passed them,
+    these processes keep the values from the start of the session.
     """
     from pyspark.errors import AnalysisException
 

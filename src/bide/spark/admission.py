@@ -1,4 +1,4 @@
-"""Limits of the micro-batches of a query: how much, and how soon."""
+"""Admission control of a streaming query: the size of micro-batches and their delay."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TriggerLimits:
     Attributes:
         max_offsets: the largest number of offsets in a micro-batch; None without a limit.
         max_bytes: the approximate size of a micro-batch in bytes, as stored in the streams; None without a limit.
-        min_offsets: wait for this number of offsets; None to start a micro-batch for any.
+        min_offsets: wait until this number of offsets is available; None to accept any number.
         max_delay: start a micro-batch with fewer offsets if the last one was this long ago.
     """
 
@@ -38,11 +38,11 @@ class TriggerLimits:
 
 @dataclass(slots=True)
 class Admission:
-    """Applies the limits, and measures how far a query is behind.
+    """Applies the limits of a query, and measures the rate at which messages arrive.
 
     Args:
         limits: the limits of the query.
-        clock: seconds of a monotonic clock.
+        clock: returns the time of a monotonic clock in seconds.
     """
 
     limits: TriggerLimits
@@ -51,7 +51,7 @@ class Admission:
     _last_ends: tuple[float, Mapping[str, int]] | None = field(default=None, init=False)
     _rate: float | None = field(default=None, init=False)
 
-    def waits(self, begin: Mapping[str, int], ends: Mapping[str, int]) -> bool:
+    def must_wait(self, begin: Mapping[str, int], ends: Mapping[str, int]) -> bool:
         """Whether to wait for more messages. As with Kafka, the first batch of a run does not wait."""
         now = self.clock()
         least = self.limits.min_offsets
@@ -69,10 +69,10 @@ class Admission:
     def limit(
         self, begin: Mapping[str, int], ends: Mapping[str, int], message_size: Callable[[str, int], float]
     ) -> dict[str, int]:
-        """The end of a batch within the limits, which has at least one offset if there are any.
+        """The end of the next batch, within the limits. The batch has at least one offset if any are available.
 
         Args:
-            message_size: the size of the messages at an offset of a stream, in bytes.
+            message_size: returns the mean size of the messages at an offset of a stream, in bytes.
         """
         most = self.limits.max_offsets
         total = _backlog(begin, ends)

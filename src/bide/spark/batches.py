@@ -14,16 +14,17 @@ from bide.streams.chunk import COMPRESSIONS, Chunk, Undecodable, decompress_gzip
 
 MAX_ROWS: Final = 10_000
 MAX_BYTES: Final = 8 << 20
-"""Limits of a batch, which has at least one row."""
+"""Limits of a record batch. It has at least one row, however large."""
 
 _BY_ARROW: Final = frozenset({"lz4", "zstd"})
 
 
 def decompress(compression: int, data: bytes, length: int) -> bytes:
-    """Decompress a batch of messages.
+    """Decompress a sub-entry batch.
 
     Raises:
-        UndecodableMessageError: an unsupported compression (snappy), or data that do not match the header of the batch.
+        UndecodableMessageError: the compression is not supported (snappy), or the data do not match the header of the
+            batch.
     """
     name = COMPRESSIONS[compression] if compression < len(COMPRESSIONS) else ""
     if name not in _BY_ARROW:
@@ -34,11 +35,11 @@ def decompress(compression: int, data: bytes, length: int) -> bytes:
             raw: bytes = stream.read(length + 1)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise UndecodableMessageError(
-            f"a batch of messages compressed by {name} cannot be decompressed: {error}"
+            f"a sub-entry batch compressed with {name} cannot be decompressed: {error}"
         ) from error
     if len(raw) != length:
         raise UndecodableMessageError(
-            f"a batch of messages compressed by {name} is not {length:,} bytes long, as its header says"
+            f"a sub-entry batch compressed with {name} does not have the {length:,} bytes that its header states"
         )
     return raw
 
@@ -61,7 +62,7 @@ class Batches:
         self._bytes = 0
 
     def add(self, chunk: Chunk, first: int, last: int) -> Iterator[pa.RecordBatch]:
-        """Add the messages between two indexes of a chunk; yields a batch whenever one is full.
+        """Add the messages of a chunk from index *first* up to but not including *last*; yields each full record batch.
 
         Raises:
             UndecodableMessageError: a message cannot be decoded, and ``raw`` is false.
@@ -70,7 +71,7 @@ class Batches:
         rows, read = self._rows, self._reader.read
         for offset, data in enumerate(islice(chunk.messages(decompress), first, last), chunk.first + first):
             if data is None:
-                # Part of an undecodable batch, which is an earlier row.
+                # Part of an undecodable sub-entry batch, which is one row, at its first offset.
                 continue
             try:
                 if isinstance(data, Undecodable):

@@ -1,8 +1,8 @@
 """bide as one zip file, for Spark executors without an installation of bide.
 
-An executor needs bide, pamqp, and httpx2 with its dependencies (for the management API, which is asked before a queue
-is read). All of these are pure Python. Executors have PySpark and PyArrow themselves; the other dependencies of bide
-are for its command line only.
+An executor needs bide, pamqp, cronsim, and httpx2 with its dependencies (bide queries the management API before it
+reads a queue). All of these are pure Python. Executors have PySpark and PyArrow themselves; the other dependencies of
+bide are for its command line only.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ _UNCHECKED_HASH: Final = 1  # a flag of .pyc files, see PEP 552
 def write_bundle(path: str | os.PathLike[str]) -> Path:
     """Write a zip file for ``--py-files``, ``spark.submit.pyFiles``, ``addPyFile`` or ``addArtifacts(pyfile=True)``.
 
-    The file has the sources, for each Python that bide supports, and their bytecode for this Python. Without bytecode,
-    a worker compiles the sources at each start, which takes four times as long as importing the bytecode.
+    The file has the sources, which every Python that bide supports can run, and bytecode for the Python that writes the
+    file. Without bytecode, a worker compiles the sources at each start, which takes four times as long as importing the
+    bytecode.
 
     Args:
         path: the path of the file; an existing file is replaced.
@@ -93,7 +94,7 @@ def _bundle() -> bytes:
 
 
 def _contents() -> Iterator[tuple[str, bytes]]:
-    """Names and contents of all files; if bide was imported from a bundle, they are read from it."""
+    """Names and contents of all files, which are read from a bundle if bide was imported from one."""
     for package in PACKAGES:
         yield from _files(package, files(package))
     for module in MODULES:

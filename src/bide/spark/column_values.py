@@ -19,14 +19,14 @@ EARLIEST: Final = to_microseconds(durations.EARLIEST)
 LATEST: Final = to_microseconds(durations.LATEST)
 """The first and the last time that Python can represent, in microseconds since the Unix epoch."""
 
-_OUTSIDE: Final = "a time outside the years 1 to 9999; give one in them"
+_OUTSIDE: Final = "a time outside the years 1 to 9999: give a time in this range"
 
 _DEFAULTS: Final[Mapping[str, Any]] = {"routing_key": "", "persistent": True}
-"""Columns in which null stands for another value than None."""
+"""What null means in these columns. In the other columns it means None."""
 
 
 def values_of(name: str, column: pa.Array) -> list[Any]:
-    """Convert a column; an invalid value is replaced by its error."""
+    """Convert a column to values of fields. In place of an invalid value, the list has the error."""
     kind = column.type
     if name == "value":
         binary = column.cast(pa.large_binary() if _is_large(kind) else pa.binary())
@@ -50,13 +50,13 @@ def values_of(name: str, column: pa.Array) -> list[Any]:
     return values
 
 
-def numbers_of(times: pa.Array) -> pa.Array:
-    """Times as microseconds since 1970."""
+def epoch_microseconds(times: pa.Array) -> pa.Array:
+    """Convert times to microseconds since 1970."""
     return pc.cast(times, pa.int64())
 
 
 def _read(column: pa.Array) -> list[Any]:
-    """The values of a column; one that Python cannot represent is replaced by its error."""
+    """The values of a column. In place of a value that Python cannot represent, the list has the error."""
     try:
         return column.to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
     except (ValueError, OverflowError):
@@ -67,13 +67,13 @@ def _read_one(scalar: Any) -> Any:
     try:
         return scalar.as_py()
     except UnicodeDecodeError:
-        return InvalidRowError("text that is not UTF-8")
+        return InvalidRowError("text that is not UTF-8: encode it as UTF-8")
     except (ValueError, OverflowError):
         return InvalidRowError(_OUTSIDE)
 
 
 def value_of(name: str, value: Any) -> Any:
-    """Convert a single value as :func:`values_of` does, for columns with few values."""
+    """Convert a single value as :func:`values_of` does, for columns with few different values."""
     if value is None:
         return _DEFAULTS.get(name)
     if name == "expiration" and isinstance(value, int):

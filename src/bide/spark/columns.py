@@ -61,7 +61,7 @@ STREAM_COLUMNS: Final[Columns] = {
     **_OF_MESSAGES,
     UNDECODABLE: (StringType(), _TEXT),
 }
-"""Columns of streams, in the order of the table."""
+"""Columns of a table read from streams, in their order."""
 
 QUEUE_COLUMNS: Final[Columns] = {
     VALUE: (BinaryType(), pa.binary()),
@@ -77,7 +77,7 @@ QUEUE_COLUMNS: Final[Columns] = {
     "attempts": (LongType(), pa.int64()),
     **_OF_MESSAGES,
 }
-"""Columns of queues, in the order of the table."""
+"""Columns of a table read from a queue, in their order."""
 
 
 def table_schema(
@@ -98,7 +98,9 @@ def schema_of_names(columns: Columns, names: Iterable[str]) -> StructType:
     fields = []
     for name in names:
         if name not in columns:
-            raise InvalidOptionError(f"the option columns names {name!r}: choose from {', '.join(columns)}")
+            raise InvalidOptionError(
+                f"the option columns names {name!r}, which is not a column: choose from {', '.join(columns)}"
+            )
         fields.append(StructField(name, columns[name][0]))
     return StructType(fields)
 
@@ -107,7 +109,7 @@ def arrow_schema(schema: StructType, columns: Columns) -> pa.Schema:
     """The Arrow schema for a Spark schema, which the user may have chosen.
 
     Raises:
-        InvalidOptionError: a column is unknown, or has the wrong type.
+        InvalidOptionError: a column is unknown, has the wrong type, or is not nullable.
     """
     fields = []
     for field in schema.fields:

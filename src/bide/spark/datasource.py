@@ -1,7 +1,8 @@
 """The data source ``rabbitmq`` for Spark's Python Data Source API.
 
 Spark creates the data source in several processes, pickles it, and asks it for readers and writers more than once, so
-it holds nothing but the options. Options are checked when a reader or writer is created, on the driver.
+it holds only the options and the environment variables that locate the broker. Options are checked when a reader or
+writer is created, on the driver.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ class RabbitMQDataSource(DataSource):
         return "rabbitmq"
 
     def schema(self) -> StructType:
-        """The columns of a read, of which a schema given by the user may select some."""
+        """The columns of a read. The user may give a schema with some of them instead."""
         given = Options(self.options)
         columns = QUEUE_COLUMNS if "queue" in given else STREAM_COLUMNS
         if (names := given.names("columns")) is not None:
             if "includeHeaders" in given:
                 raise InvalidOptionError(
-                    "give one of the options columns and includeHeaders: the headers are the columns headers (text) "
-                    "and headers_json (with types)"
+                    "the options columns and includeHeaders were both given: leave out includeHeaders, and name the "
+                    "column headers (values as text) or headers_json (values with types) in the option columns"
                 )
             return schema_of_names(columns, names)
         headers = given.choice("includeHeaders", "false", "true", "json")
@@ -107,7 +108,7 @@ class RabbitMQDataSource(DataSource):
 
 
 def _check_columns(given: Options, schema: StructType) -> None:
-    """Refuse the option ``columns`` beside a schema of the user, which Spark takes instead."""
+    """Refuse the option ``columns`` if the user also gave a different schema, which Spark would use instead."""
     names = given.names("columns")
     if names is not None and list(names) != schema.fieldNames():
         raise InvalidOptionError(
@@ -117,9 +118,9 @@ def _check_columns(given: Options, schema: StructType) -> None:
 
 
 def is_pushing_filters() -> bool:
-    """Whether Spark plans this read with filters, in a worker for that purpose (since 4.1, behind a setting).
+    """Whether this process is the worker in which Spark pushes filters down (since 4.1, off by default).
 
-    Elsewhere, Spark refuses a reader that takes filters.
+    In other processes, Spark refuses a reader that has the method ``pushFilters``.
     """
     main = getattr(sys.modules.get("__main__"), "__spec__", None)
     return _PUSHDOWN_WORKER in sys.modules or getattr(main, "name", None) == _PUSHDOWN_WORKER

@@ -9,6 +9,7 @@ writes them again with the same values in the column ``id``.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -75,9 +76,9 @@ def drain(
 ) -> Drained:
     """Write the messages of a queue to a table, and remove them from the queue.
 
-    When ``write`` fails, its messages are requeued. Before RabbitMQ 4.3 a quorum queue counts requeued messages, and
-    dead-letters or drops a message that exceeds its delivery limit. To avoid that, a message that is close to the limit
-    is replaced by a copy at the end of the queue before it is written.
+    When ``write`` fails, its messages are requeued. Before RabbitMQ 4.3, a quorum queue counts each requeue of a
+    message, and dead-letters or drops a message that exceeds its delivery limit. To avoid that, a message that is close
+    to the limit is replaced by a copy at the end of the queue before it is written.
 
     The driver holds the messages of a batch in memory. RabbitMQ requeues messages that are not acknowledged within its
     ``consumer_timeout`` (30 minutes by default), so choose a batch that is written in less time.
@@ -90,7 +91,7 @@ def drain(
         url: the URL of the broker; by default ``BIDE_URL``, or RabbitMQ's default on this machine.
         batch: the largest number of messages in a batch, 1 to 65,535.
         limit: stop after this many messages; None for all.
-        quiet: the queue counts as empty if no message arrives for this long.
+        quiet: a batch ends when no message arrives for this long. If the queue is empty then, the drain ends.
         include_headers: whether the DataFrame has the column ``headers``.
         management_url: the URL of the management API, which knows the delivery limit of the queue; see
             :class:`bide.Endpoint`. Without an answer, RabbitMQ's default limit is assumed.
@@ -99,8 +100,8 @@ def drain(
         InvalidInputError: an argument is invalid.
         DelayQueueError: the queue belongs to a delay infrastructure.
         TargetNotFoundError: the queue does not exist.
-        DeliveryLostError: a batch was written, but the connection broke before it was acknowledged; its messages are
-            still in the queue.
+        DeliveryLostError: a batch was written, but the connection broke before the broker confirmed its removal. The
+            messages are usually still in the queue.
         BrokerError: the broker cannot be reached, or refuses.
     """
     max_batch = whole_number("batch", batch, 1, MAX_PREFETCH)
@@ -185,8 +186,8 @@ class _DrainConsumer:
 
     async def _receive_renewed(self, most: int, quiet: float) -> list[BrowsedMessage]:
         while received := await self._receive(most, quiet):
-            # Before the write, not only after a failed one: a process that is killed repeatedly never gets to the
-            # requeueing, and each start counts as a delivery.
+            # Renewed before each write, not only after a failed one: a process that is killed does not run the code
+            # after a failed write, and the queue counts a delivery each time the process starts.
             renewed = await self._renew([one for one in received if not self._delivery_count.is_copy(one)])
             if held := [one for one in received if one.tag not in renewed]:
                 self._held = held
@@ -194,7 +195,7 @@ class _DrainConsumer:
         return []
 
     async def _renew(self, messages: list[BrowsedMessage]) -> set[int]:
-        """Replace messages that are close to the delivery limit by copies; returns the delivery tags of those."""
+        """Replace messages that are close to the delivery limit by copies; returns the tags of the replaced ones."""
         renewed: set[int] = set()
 
         def acknowledge(held: BrowsedMessage) -> None:
@@ -208,7 +209,7 @@ class _DrainConsumer:
 
     async def _receive(self, most: int, quiet: float) -> list[BrowsedMessage]:
         found: list[BrowsedMessage] = []
-        waited = 0.0
+        begun, is_checked = time.monotonic(), False
         while len(found) < most:
             try:
                 async with asyncio.timeout(quiet):
@@ -218,15 +219,16 @@ class _DrainConsumer:
             except TimeoutError:
                 if found:
                     break
-                if not waited and await is_stream(self._connection, self._queue):
+                if not is_checked and await is_stream(self._connection, self._queue):
                     raise stream_error(self._queue, hint=_STREAMS_HINT) from None
-                waited += quiet
+                is_checked = True
                 if not (ready := await self._ready()):
                     break
-                if waited >= _TIMEOUT:
+                if time.monotonic() - begun >= _TIMEOUT:
                     raise BrokerError(
                         f"the queue {self._queue!r} has {quantity(ready, 'message')} and delivered none within "
-                        f"{_TIMEOUT:g} s: another consumer has priority, or is the single active one. Stop it"
+                        f"{_TIMEOUT:g} s: another consumer has a higher priority, or is the single active consumer. "
+                        "Stop that consumer"
                     ) from None
         return found
 
@@ -245,7 +247,7 @@ class _DrainConsumer:
         except BideError as error:
             raise DeliveryLostError(
                 f"{quantity(len(held), 'written message')} of {self._queue!r} could not be acknowledged ({error}): "
-                "the next drain reads and writes the same messages again, with the same ids"
+                "the next drain writes those that are still in the queue again, with the same ids"
             ) from error
 
     async def _acknowledge(self, tag: int) -> None:

@@ -28,7 +28,7 @@ def headers_from_entries(pairs: list[Any]) -> dict[str, Any] | InvalidInputError
     found = {pair["key"]: pair["value"] for pair in pairs}
     if len(found) < len(pairs):
         repeated = next(name for name, count in Counter(pair["key"] for pair in pairs).items() if count > 1)
-        return InvalidRowError(f"the header {repeated!r} is there more than once: give it one value")
+        return InvalidRowError(f"the header {repeated!r} occurs more than once: give it one value")
     return found
 
 
@@ -56,7 +56,7 @@ def without_bide_headers(found: Any) -> Any:
 
 
 def are_headers(found: dict[str, Any] | InvalidInputError | None, *, is_copy: bool = False) -> bool:
-    """Whether headers from JSON can be sent. JSON can hold text that is not UTF-8.
+    """Whether headers from JSON can be sent. JSON escapes can denote text that UTF-8 cannot encode.
 
     Args:
         is_copy: whether bide's own headers are allowed.

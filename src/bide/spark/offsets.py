@@ -3,14 +3,14 @@
 A document of version 1, ``{"v": 1, "streams": {"orders": 23}}``, has the next offset of each stream, sorted by name
 because Spark compares documents as text.
 
-Spark does not store where the first batch of a query begins, nor where a new stream begins. More keys make such a
-batch the same when it is repeated after a crash:
+Spark does not store where the first batch of a query begins, nor where a new stream begins. Three more keys ensure
+that such a batch has the same messages when Spark repeats it after a crash:
 
-- ``"initial"`` marks the start position of a new query, with which Spark also ends an empty first batch.
-- ``"since"``, in the end of a batch, has the offsets at which the batch begins, for streams without a position, and for
-  the first batch.
-- ``"begin"``, in the end of a batch, has the start position of a new query. It is written for PySpark before 4.2, which
-  does not say whether a query is new.
+- ``"initial"`` marks the start position of a new query. If the first batch is empty, this document is also its end.
+- ``"since"`` is in the document of the end of a batch. It has the offsets at which the batch begins, for streams that
+  had no position before. In the first batch, these are all streams.
+- ``"begin"`` is in the same document, and has the start position of a new query. It is written with PySpark before 4.2,
+  which does not report whether a query is new.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def begin_of(start: Mapping[str, Any], end: Mapping[str, Any]) -> dict[str, int]
     ends = positions_of(end)
     since = _offsets(end, "since") if "since" in end else {}
     if start.get("initial"):
-        # After a crash, Spark asks for the start again, which may be later by now: the end has the original one. An end
-        # that is initial itself ends an empty batch.
+        # After a crash, Spark asks for the start of the query again, which may be at a later offset by then. The end of
+        # the batch has the original start. If the end is marked initial, too, the batch is empty.
         begin = _offsets(end, "begin") if "begin" in end else {}
         known = {**(ends if end.get("initial") else positions_of(start)), **since, **begin}
         return {stream: known.get(stream, 0) for stream in ends}
@@ -81,12 +81,12 @@ def _offsets(found: Mapping[str, Any], key: str) -> dict[str, int]:
         )
     numbers = found.get(key)
     if not isinstance(numbers, dict) or not all(type(one) is int and one >= 0 for one in numbers.values()):
-        raise InvalidInputError(f"the checkpoint has offsets that are invalid, {dict(found)!r}: use another checkpoint")
+        raise InvalidInputError(f"the checkpoint has invalid offsets, {dict(found)!r}: use another checkpoint")
     return dict(numbers)
 
 
 def limited(begin: Mapping[str, int], end: Mapping[str, int], limit: int) -> dict[str, int]:
-    """Limit a batch to *limit* offsets: the end for each stream, whose share is proportional to its backlog."""
+    """Limit a batch to *limit* offsets; returns its end. The share of each stream is proportional to its backlog."""
     backlog = {stream: max(0, end[stream] - begin[stream]) for stream in sorted(end)}
     total = sum(backlog.values())
     if total <= limit:
@@ -100,7 +100,7 @@ def limited(begin: Mapping[str, int], end: Mapping[str, int], limit: int) -> dic
 
 
 def split(ranges: Iterable[OffsetRange], at_least: int | None) -> list[OffsetRange]:
-    """Split ranges into one per task: empty ranges are dropped, and long ones cut to get about *at_least* in all."""
+    """Split ranges into one per task, at least *at_least* if there are enough offsets. Empty ranges are dropped."""
     non_empty = [one for one in ranges if one.end > one.start]
     total = sum(one.end - one.start for one in non_empty)
     if at_least is None or len(non_empty) >= at_least:

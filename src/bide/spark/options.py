@@ -25,7 +25,7 @@ _BOOLEANS: Final = {"true": True, "false": False}
 class Options:
     """The options of one read or write. Each method takes the name of an option as it is documented.
 
-    Errors name the option and never show the value of ``url``, which has a password.
+    Errors name the option and never show the value of ``url``, which may contain a password.
     """
 
     def __init__(self, given: Mapping[str, str]) -> None:
@@ -44,8 +44,8 @@ class Options:
         unknown = sorted(self._given.keys() - {name.lower() for name in known} - _SPARK_OPTIONS)
         if unknown:
             raise InvalidOptionError(
-                f"unknown option{'s' if len(unknown) > 1 else ''} for {purpose}: {', '.join(unknown)}; "
-                f"known are {', '.join(sorted(known))}"
+                f"unknown option{'s' if len(unknown) > 1 else ''} for {purpose}: {', '.join(unknown)}: "
+                f"choose from {', '.join(sorted(known))}"
             )
 
     @property
@@ -90,9 +90,11 @@ class Options:
         text = self.text(name)
         if text is None:
             return None
+        # str.strip() removes characters that int() does not accept around a number.
+        digits = text.strip()
         try:
-            if _DIGITS.fullmatch(text.strip()):
-                return timedelta(milliseconds=int(text))
+            if _DIGITS.fullmatch(digits):
+                return timedelta(milliseconds=int(digits))
             return parse_delay(text)
         except (InvalidInputError, OverflowError) as error:
             raise InvalidOptionError(f"the option {name}: {error}") from error
@@ -172,11 +174,12 @@ def parse_time(text: str, option: str) -> datetime:
         if re.fullmatch(r"[0-9]{1,15}", stripped):
             return datetime.fromtimestamp(int(stripped) / 1000, UTC)
         time = datetime.fromisoformat(stripped)
+        in_utc = None if time.tzinfo is None else time.astimezone(UTC)
     except (ValueError, OverflowError, OSError):
-        time = None
-    if time is None or time.tzinfo is None:
+        in_utc = None
+    if in_utc is None:
         raise InvalidOptionError(
             f"the option {option} is {text!r}: give milliseconds since 1970-01-01 UTC, or a time with its zone "
             "such as 2026-11-21T06:00:00Z"
         )
-    return time.astimezone(UTC)
+    return in_utc

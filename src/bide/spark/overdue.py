@@ -24,6 +24,9 @@ GRACE: Final = timedelta(minutes=5)
 STATUS: Final = "past"
 """The ``reject_status`` of overdue rows."""
 
+OVERDUE_REASON: Final = f"it was due more than {GRACE // timedelta(minutes=1)} min before the write began"
+"""The ``reject_reason`` of overdue rows."""
+
 _SUSPICIOUS_BEFORE: Final = datetime(1970, 6, 1, tzinfo=UTC)
 """Unix times in seconds, read as milliseconds, fall between 1970 and this time."""
 

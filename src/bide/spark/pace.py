@@ -10,9 +10,9 @@ STEPS_PER_SECOND: Final = 10
 
 
 class Pace:
-    """Waits before messages are sent, so that no more than a number of them are sent in any second.
+    """Waits before messages are sent, so that a task sends at most *rate* messages per second.
 
-    Time in which nothing was sent is not made up for by a burst.
+    After a pause, the rate is not exceeded to catch up.
 
     Args:
         rate: the largest number of messages in a second; None without a limit.

@@ -38,7 +38,7 @@ class Bounds:
     highest: int = _HIGHEST
 
     def narrow(self, filter: Filter, convert: Any) -> None:
-        """Apply a filter; one of another kind changes nothing.
+        """Apply a filter. A filter of an unsupported kind changes nothing.
 
         Args:
             convert: converts a value of the filter to a whole number; None for a value that cannot be compared.
@@ -84,7 +84,7 @@ class StreamFilters:
     streams: frozenset[str] | None = None
 
     def add(self, filter: Filter) -> None:
-        """Apply a filter; one on another column changes nothing."""
+        """Apply a filter. A filter on any other column changes nothing."""
         match getattr(filter, "attribute", None):
             case ("offset",):
                 self.offsets.narrow(filter, lambda value: value if type(value) is int else None)
@@ -97,7 +97,7 @@ class StreamFilters:
                 pass
 
     def narrowed(self, one: OffsetRange, logs: StreamLogs) -> OffsetRange:
-        """The part of a range that may have selected messages."""
+        """The part of a range that may have messages which the filters select."""
         if self.streams is not None and one.stream not in self.streams:
             return OffsetRange(stream=one.stream, start=one.end, end=one.end)
         start, end = max(one.start, self.offsets.lowest), min(one.end, self.offsets.highest + 1)
@@ -109,7 +109,7 @@ class StreamFilters:
 
 
 class FilteredStreamsReader(StreamsReader):
-    """Reads a range of each stream in a batch, as far as the filters of the query select it."""
+    """Batch reader of streams that skips offsets which the filters of the query exclude."""
 
     _filters = StreamFilters()
 

@@ -1,4 +1,4 @@
-"""Options of the source, checked: what to read, and from which position to which."""
+"""Checked options of the source: streams or a queue, start, end, limits."""
 
 from __future__ import annotations
 
@@ -65,6 +65,8 @@ class ReadOptions:
         super_stream: the name of the super stream; None with ``streams``.
         start: where a batch, or a new query, begins.
         end: where a batch ends; not used by a query.
+        start_option: the option that gave the start, for errors.
+        end_option: the option that gave the end, for errors.
         limits: the limits of micro-batches.
         min_partitions: split a read into at least this many tasks, if it has enough offsets.
         fail_on_data_loss: fail when messages are missing, rather than leave them out.
@@ -77,6 +79,8 @@ class ReadOptions:
     super_stream: str | None
     start: Positions
     end: Positions
+    start_option: str
+    end_option: str
     limits: TriggerLimits
     min_partitions: int | None
     fail_on_data_loss: bool
@@ -99,7 +103,8 @@ class ReadOptions:
         given.refuse_unknown(_STREAM_OPTIONS, purpose="reading streams")
         if sum(name in given for name in ("stream", "superStream")) != 1:
             raise InvalidOptionError(
-                "give one of the options stream (names separated by commas), superStream and queue"
+                "the source needs one of the options stream (names separated by commas), superStream and queue: set "
+                "exactly one"
             )
         for name in _FOR_BATCHES if streaming else _FOR_QUERIES:
             if name in given:
@@ -127,6 +132,8 @@ class ReadOptions:
             super_stream=given.text("superStream"),
             start=start,
             end=end,
+            start_option=_positions_option(given, "starting"),
+            end_option=_positions_option(given, "ending"),
             limits=_limits(given),
             min_partitions=given.count("minPartitions", highest=100_000),
             fail_on_data_loss=given.flag("failOnDataLoss", default=True),
@@ -163,7 +170,7 @@ class QueueOptions:
             )
         for name in ("stream", "superStream"):
             if name in given:
-                raise InvalidOptionError(f"give one of the options {name} and queue, not both")
+                raise InvalidOptionError(f"the options {name} and queue were both given: give one of them")
         given.refuse_unknown(QUEUE_OPTIONS, purpose="reading a queue")
         if given.choice("mode", "peek", "drain") == "drain":
             raise InvalidOptionError(
@@ -185,7 +192,7 @@ def _limits(given: Options) -> TriggerLimits:
         )
     delay = given.duration("maxTriggerDelay")
     if delay is not None and least is None:
-        raise InvalidOptionError("the option maxTriggerDelay goes with minOffsetsPerTrigger: give both")
+        raise InvalidOptionError("the option maxTriggerDelay needs minOffsetsPerTrigger: set both, or neither")
     return TriggerLimits(
         max_offsets=most,
         max_bytes=given.count("maxBytesPerTrigger"),
@@ -206,14 +213,14 @@ def _names(text: str | None) -> tuple[str, ...]:
         )
     stripped = [name.strip() for name in names]
     if len(set(stripped)) < len(stripped):
-        raise InvalidOptionError(f"the option stream names a stream twice: {text!r}")
+        raise InvalidOptionError(f"the option stream is {text!r}, which names a stream twice: name each one once")
     return tuple(stripped)
 
 
 def _positions(given: Options, which: str, default: NamedPosition) -> Positions:
     by_offset, by_time, by_times = f"{which}Offsets", f"{which}Timestamp", f"{which}OffsetsByTimestamp"
     if len(chosen := [name for name in (by_offset, by_time, by_times) if name in given]) > 1:
-        raise InvalidOptionError(f"give one of the options {' and '.join(chosen)}, not both")
+        raise InvalidOptionError(f"the options {' and '.join(chosen)} were given together: leave out all but one")
     if (times := given.text(by_times)) is not None:
         found = _json(times, by_times)
         if not isinstance(found, dict):
@@ -264,16 +271,21 @@ def _positions_option(given: Options, which: str) -> str:
 
 
 def _refuse_empty(positions: Positions, word: NamedPosition, option: str, way_out: str) -> None:
-    refused = word in positions.values() if isinstance(positions, Mapping) else positions == word
-    if refused:
+    if positions == word:
         raise InvalidOptionError(f"the option {option} is {word}, so the batch would be empty: give {way_out}")
+    if isinstance(positions, Mapping):
+        for stream, position in positions.items():
+            if position == word:
+                raise InvalidOptionError(
+                    f"the option {option} is {word} for {stream!r}, so nothing would be read from it: give {way_out}"
+                )
 
 
 def _json(text: str, option: str) -> object:
     def pairs(items: list[tuple[str, object]]) -> dict[str, object]:
         found = dict(items)
         if len(found) < len(items):
-            raise InvalidOptionError(f"the option {option} gives a stream twice: {text}")
+            raise InvalidOptionError(f"the option {option} is {text!r}, which gives a stream twice: give each one once")
         return found
 
     try:

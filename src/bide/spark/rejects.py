@@ -52,15 +52,15 @@ class Rejects:
         elif self._writer is not None:
             self._files.move(self._temporary, self._final)
         elif self._files.get_file_info(self._final).type != fs.FileType.NotFound:
-            # The file of an earlier attempt, whose rejected rows were all confirmed this time.
+            # The file of an earlier attempt. This attempt has rejected no rows.
             self._files.delete_file(self._final)
 
     def add(self, batch: pa.RecordBatch, found: Mapping[int, tuple[str, str, str | None]]) -> None:
         """Write rows of a batch to the file.
 
         Args:
-            found: index of a row in the batch -> status in one word, reason, and the message id that was used; None
-                stands for the row's own message id.
+            found: index of a row in the batch -> status in one word, reason, and the message id with which the row was
+                published. None if it was not published: the file then has the row's own message id, if there is one.
 
         Raises:
             InvalidInputError: the folder or the file cannot be created.
@@ -83,7 +83,7 @@ class Rejects:
                 self._writer = pq.ParquetWriter(self._temporary, schema, filesystem=self._files)
             except OSError as error:
                 raise InvalidInputError(
-                    f"the folder {self._root!r} for rejects cannot be used: {error}; name another"
+                    f"the folder {self._root!r} for rejects cannot be used: {error}. Name another folder"
                 ) from error
         self._writer.write_table(pa.Table.from_batches([rows]).cast(self._writer.schema))
         self.count += len(places)
@@ -95,7 +95,7 @@ def _with(rows: pa.RecordBatch, name: str, column: pa.Array) -> pa.RecordBatch:
 
 
 def _with_whole_milliseconds(rows: pa.RecordBatch, name: str) -> pa.RecordBatch:
-    """Convert durations to milliseconds, which the sink reads too: Spark reads no duration type of Parquet."""
+    """Convert durations to milliseconds, the unit of integers in the sink. Spark would read them as microseconds."""
     place = rows.schema.get_field_index(name)
     if place < 0 or not pa.types.is_duration(rows.schema.field(place).type):
         return rows

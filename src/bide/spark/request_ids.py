@@ -11,19 +11,19 @@ from bide.schedules.names import partition_of
 from bide.schedules.requests import RequestId
 
 CHUNK_ROWS: Final = 1_000
-"""Rows that share their sessions. A gate remembers 1,000 ranges of numbers of a session, which are enough if any of the
-rows are left out."""
+"""Rows whose request ids share a session in each partition of the log. A gate remembers 1,000 ranges of numbers of a
+session. 1,000 rows never need more, whichever of them are left out."""
 
 
 def request_ids(columns: Mapping[str, Sequence[Any]], *, run: str, first: int, seed: str = "") -> list[str | None]:
     """The request ids of consecutive rows; None for a row without a key.
 
-    Gates apply a request once, whatever its contents. So the contents of a chunk of rows are part of the session: if a
-    repeated task has other rows, or another order, its requests are new ones.
+    Gates apply a request id once, whatever the request contains. So the session depends on the contents of a chunk of
+    rows: if a repeated task has other rows, or another order, its request ids are new.
 
     Args:
         columns: the values of each column, among them ``key``.
-        run: an id of the partition that is the same when it is sent again.
+        run: an id of the partition that is the same when the partition is sent again.
         first: the index of the first row in the partition.
         seed: the fields that all messages have in common.
     """
@@ -41,6 +41,6 @@ def request_ids(columns: Mapping[str, Sequence[Any]], *, run: str, first: int, s
                 continue
             partition = partition_of(key)
             numbers[partition] += 1
-            # Each partition of the log has a session, so that its numbers have no gaps. Ids are unique in all of them.
+            # Each partition of the log has its own session, so that the numbers in a session have no gaps.
             found.append(str(RequestId(f"{session}{partition}", numbers[partition])))
     return found

@@ -23,8 +23,8 @@ from bide.runtime.bounded_cache import BoundedCache
 from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.schedules.requests import RequestId
-from bide.spark.column_checks import are_keys, fits, has_no_empty_text, is_between, is_text
-from bide.spark.column_values import EARLIEST, LATEST, is_text_type, numbers_of, value_of, values_of
+from bide.spark.column_checks import are_keys, are_short_strings, has_no_empty_text, is_between, is_utf8
+from bide.spark.column_values import EARLIEST, LATEST, epoch_microseconds, is_text_type, value_of, values_of
 from bide.spark.header_values import (
     BideHeaders,
     are_headers,
@@ -64,7 +64,8 @@ class Rows:
         infrastructure: the delay infrastructure.
         required: columns that must not be null.
         refused: queues that the column ``queue`` must not name, with the reasons.
-        bide_headers: what to do with bide's own headers in the rows; None refuses them without naming the option.
+        bide_headers: what to do with bide's own headers in the rows; None to refuse them with an error that does not
+            mention the option ``bideHeaders``.
     """
 
     columns: tuple[str, ...]
@@ -102,7 +103,7 @@ class Rows:
         return found
 
     def with_requests(self, batch: pa.RecordBatch, *, run: str, first: int) -> pa.RecordBatch:
-        """Add the column :data:`REQUEST` to a batch of rows with keys. No row may be left out before.
+        """Add the column :data:`REQUEST` to a batch of rows with keys. The batch must still have all its rows.
 
         Args:
             run: as for :meth:`messages`.
@@ -118,8 +119,10 @@ class Rows:
 
         Args:
             batch: with the column :data:`REQUEST` if the rows have keys.
-            places: the index of each row in the partition, or another value that is the same when it is sent again.
-            run: an id of the partition that is the same when it is sent again; the prefix of generated message ids.
+            places: the index of each row in the partition, or another value that stays the same when the row is sent
+                again.
+            run: an id of the partition that is the same when the partition is sent again; the prefix of generated
+                message ids.
         """
         lists = self._lists(batch)
         ids = lists.pop("message_id", None) or repeat(None, batch.num_rows)
@@ -222,15 +225,17 @@ class Rows:
         """Whether a check of whole columns proves all rows valid. If not, some rows may be invalid."""
         columns = {name: batch.column(name) for name in self.columns}
         return (
-            all(is_text(column) for name, column in columns.items() if name != "value")
+            all(is_utf8(column) for name, column in columns.items() if name != "value")
             and all(columns[name].null_count == 0 for name in self.required)
             and self._has_valid_times(columns, now)
-            and all(fits(columns[name]) for name in ("message_id", "key", "correlation_id") if name in columns)
+            and all(
+                are_short_strings(columns[name]) for name in ("message_id", "key", "correlation_id") if name in columns
+            )
             and all(has_no_empty_text(columns[name]) for name in ("message_id", "key") if name in columns)
             and ("key" not in columns or are_keys(columns["key"]))
             and self._has_valid_headers(columns.get("headers"))
             and ("headers_json" not in columns or self._are_all_headers("headers_json", columns["headers_json"]))
-            and ("creation_time" not in columns or is_between(numbers_of(columns["creation_time"]), 0, LATEST))
+            and ("creation_time" not in columns or is_between(epoch_microseconds(columns["creation_time"]), 0, LATEST))
             and self._has_valid_combinations(columns, now)
         )
 
@@ -269,8 +274,8 @@ class Rows:
             table = pa.table([pc.list_parent_indices(headers), keys], names=["row", "key"])
             if table.group_by(["row", "key"], use_threads=False).aggregate([]).num_rows < len(keys):
                 return False
-        # A timestamp column can hold times before 1970, which AMQP has no value for, and times after the year 9999 in
-        # their zone, which Python has no value for.
+        # A timestamp column can hold times before 1970, which AMQP cannot represent, and times that are after the year
+        # 9999 in local time, which Python cannot represent.
         if pa.types.is_timestamp(values.type) and not is_between(pc.cast(values, pa.int64()), 0, LATEST - _DAY):
             return False
         allowed = self.bide_headers in ("drop", "keep")

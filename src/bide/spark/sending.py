@@ -1,7 +1,8 @@
 """Checked and confirmed sending of the rows of one task.
 
-All rows are first checked and buffered (:class:`bide.spark.spool.Spool`), and published only if all of them are valid.
-:func:`send` returns after the broker has confirmed all messages. The module does not need Spark.
+All rows are first checked and buffered (:class:`bide.spark.spool.Spool`). They are published only if all of them are
+valid, or if there is a folder for the invalid ones. :func:`send` returns after the broker has confirmed all messages,
+except those in that folder. The module does not need Spark.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from bide.client.bulk.publish import KEPT_FAILURES
 from bide.client.bulk.sync import BulkPublisher
 from bide.client.publish_result import PublishSummary
 from bide.errors import BulkPublishError, InvalidRowError
-from bide.spark.overdue import STATUS, Overdue, Past
+from bide.spark.overdue import OVERDUE_REASON, STATUS, Overdue, Past
 from bide.spark.pace import Pace
 from bide.spark.rejects import Rejects
 from bide.spark.rows import REQUEST, Rows
@@ -28,11 +29,11 @@ from bide.spark.spool import Spool
 CHUNK: Final = 50_000
 """Messages after which a task waits for all confirms. This limits the rows in memory."""
 
-_CHECKED: Final = 1_000
-"""Messages after which a task looks for failures."""
-
 CHUNK_BYTES: Final = 64 << 20
-"""The same limit in bytes, for large rows."""
+"""Bytes of rows after which a task waits for all confirms."""
+
+_FAILURE_CHECK_INTERVAL: Final = 1_000
+"""Messages after which a task looks for failures."""
 
 NAMED: Final = 5
 """How many invalid rows an error names."""
@@ -41,7 +42,7 @@ PLACE: Final = "place in the partition"
 """The column with the index of a row in its partition, in the buffer. A table cannot have a column of this name."""
 
 _KEEP_ALL: Final = 10_000_000
-"""The number of failures to keep for the folder for rejects, more than a task has between two waits."""
+"""The number of failures to keep if there is a folder for rejects: more than a task sends between two waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +50,10 @@ class SinkPlace:
     """The write and the partition of a task, the same for each attempt at the task.
 
     Attributes:
-        run: the id of the write; for a streaming query, id prefix or query id with the number of the micro-batch.
+        run: the id of the write. In a streaming query, this is the id prefix or the query id, followed by the number of
+            the micro-batch.
         partition: the number of the partition.
-        batch: query id and number of the micro-batch; None outside a streaming query.
+        batch: the query id, followed by the number of the micro-batch; None outside a streaming query.
     """
 
     run: str
@@ -100,7 +102,8 @@ def send(
 
     Raises:
         InvalidRowError: rows are invalid or overdue; nothing was published.
-        BulkPublishError: some messages were not confirmed; the broker has the others.
+        BulkPublishError: some messages were not confirmed. The broker has the others that were sent; rows after them
+            were not sent.
         BrokerError: the broker cannot be reached, or refuses.
     """
     overdue = Overdue(begun)
@@ -145,7 +148,7 @@ def _check_and_buffer(
         late = overdue.add(batch, problems) if "deliver_at" in rows.columns else []
         refused = {index: ("invalid", reason, None) for index, reason in problems.items()}
         if past == "reject":
-            refused |= dict.fromkeys(late, (STATUS, "it was due before the write began", None))
+            refused |= dict.fromkeys(late, (STATUS, OVERDUE_REASON, None))
         if refused and rejects is not None:
             rejects.add(batch, refused)
         if omitted := {*refused, *(late if past == "drop" else ())}:
@@ -183,7 +186,7 @@ def _publish(
             messages = rows.messages(batch, batch.column(PLACE).to_pylist(), run=str(place))
             for number, message in enumerate(messages):
                 publisher.put(message)
-                if rejects is None and number % _CHECKED == 0 and publisher.has_failures:
+                if rejects is None and number % _FAILURE_CHECK_INTERVAL == 0 and publisher.has_failures:
                     # A queue deleted in mid-write, for example: all other messages would fail too.
                     _settle(publisher, chunk, rejects)
             put += len(batch)
@@ -257,7 +260,7 @@ def _unconfirmed(report: PublishSummary, chunk: list[tuple[int, pa.RecordBatch]]
     more = failed - len(named)
     return BulkPublishError(
         f"{failed} of the last {report.total} messages were not confirmed ({report}): {'; '.join(named)}"
-        f"{f'; and {more} more' if more else ''}. All others are on the broker. To continue without such rows, set the "
-        "option rejects to a folder for them",
+        f"{f'; and {more} more' if more else ''}. All other messages that this task has sent are on the broker. To "
+        "continue without such rows, set the option rejects to a folder for them",
         report=replace(report, failures=()),
     )

@@ -33,7 +33,10 @@ def pass_archive(spark: SparkSession) -> None:
 
 
 def pass_address(spark: SparkSession) -> None:
-    """Pass the variables that locate the broker to the Python processes on the driver's machine, even if unset."""
+    """Pass the variables that locate the broker to the Python processes on the driver's machine.
+
+    A variable that is not set is passed as an empty text.
+    """
     if is_connect(spark):
         return
     environment = spark.sparkContext.environment

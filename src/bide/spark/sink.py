@@ -1,6 +1,7 @@
 """Sink of the data source: tables and streaming queries, published as messages.
 
-Each task sends its rows with :func:`bide.spark.sending.send`.
+Each task sends its rows with :func:`bide.spark.sending.send`, or, with the option ``producerName``, with
+:func:`bide.spark.stream_sending.send_once`.
 """
 
 from __future__ import annotations
@@ -43,17 +44,18 @@ class TaskSent(Sent, WriterCommitMessage):
 
     @classmethod
     def of(cls, sent: Sent) -> TaskSent:
-        """The result of :func:`bide.spark.sending.send`."""
+        """Convert the result of :func:`bide.spark.sending.send` or :func:`bide.spark.stream_sending.send_once`."""
         return cls(**{one.name: getattr(sent, one.name) for one in fields(sent)})
 
 
 def place_of_task(settings: SinkSettings, write_id: str) -> SinkPlace:
-    """The place of the current task.
+    """The write and the partition of the current task.
 
-    Spark passes the id of a streaming query, which outlives restarts, and the number of the micro-batch to tasks.
+    Spark passes two values to the tasks of a streaming query: the id of the query, which stays the same when the query
+    is restarted, and the number of the micro-batch.
 
     Args:
-        write_id: the id of a write without an id prefix and outside a streaming query.
+        write_id: the id of the write, used if there is neither an id prefix nor a streaming query.
     """
     context = TaskContext.get()
     assert context is not None, "a write happens in a task"
@@ -61,13 +63,13 @@ def place_of_task(settings: SinkSettings, write_id: str) -> SinkPlace:
     prefix = settings.producer or settings.id_prefix
     if not query or batch is None:
         return SinkPlace(run=prefix or write_id, partition=context.partitionId())
-    # Another query may have the same name of a publisher, and its batches have other rows.
+    # Two queries may have the same producerName, and their batches have different rows.
     run = query if prefix is None else prefix if settings.producer is None else f"{prefix}-{query}"
     return SinkPlace(run=f"{run}-{batch}", partition=context.partitionId(), batch=f"{query}-{batch}")
 
 
 class Sink:
-    """Base of the writers of tables and of streams, created on the driver and pickled for the tasks.
+    """Base of the writers for batches and for streaming queries, created on the driver and pickled for the tasks.
 
     Raises:
         InvalidOptionError: an option is unknown or invalid, or contradicts another option or a column.
@@ -102,9 +104,9 @@ class Sink:
         if settings.producer is not None:
             return TaskSent.of(send_once(batches, rows, settings, place))
         # A repeated micro-batch has a new writer and a new write id, so its file is named after the batch. The file of
-        # a table is not, because several tables may be written with one id prefix, or in one foreachBatch.
-        run = place.batch if isinstance(self, DataSourceStreamWriter) else None
-        file = f"part-{place.partition:05}-{run or self._write_id}"
+        # a table is named after the write id, because one foreachBatch may write several tables.
+        batch = place.batch if isinstance(self, DataSourceStreamWriter) else None
+        file = f"part-{place.partition:05}-{batch or self._write_id}"
         return TaskSent.of(send(batches, rows, settings, place, file=file, begun=self._begun))
 
     def _log_overdue(self, messages: Sequence[WriterCommitMessage | None]) -> None:
@@ -120,7 +122,7 @@ class Sink:
 
 
 class TableWriter(Sink, DataSourceArrowWriter):
-    """Writes a table."""
+    """Publishes the rows of a table."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskSent:
         """Send the rows of one task."""
@@ -132,7 +134,7 @@ class TableWriter(Sink, DataSourceArrowWriter):
 
 
 class RowStreamWriter(Sink, DataSourceStreamWriter):
-    """Writes the micro-batches of a streaming query, from rows, for Spark 4.0."""
+    """Publishes the micro-batches of a streaming query, from rows, for Spark 4.0."""
 
     def write(self, iterator: Iterator[Row]) -> TaskSent:
         """Send the rows of one task."""
@@ -145,7 +147,7 @@ class RowStreamWriter(Sink, DataSourceStreamWriter):
 
 def batches_of(rows: Iterator[Row], schema: StructType) -> Iterator[pa.RecordBatch]:
     """Convert rows, as Spark passes them to a writer, to record batches."""
-    # PySpark 4.0 does not have the parameter and uses UTC.
+    # In PySpark 4.0, to_arrow_schema has no such parameter, and uses UTC.
     zone: dict[str, Any] = {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
     arrow_schema = to_arrow_schema(schema, **zone)
     while batch := list(islice(rows, _BATCH_ROWS)):

@@ -86,7 +86,7 @@ COLUMNS: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
 
 
 _OF_SOURCE: Final = (STREAM_COLUMNS.keys() | QUEUE_COLUMNS.keys()) - COLUMNS.keys()
-"""Columns of the source that are not those of a message."""
+"""Columns of the source that the sink does not accept."""
 
 
 def columns_to_send(
@@ -94,7 +94,8 @@ def columns_to_send(
 ) -> tuple[str, ...]:
     """The columns that are sent, by their names in :data:`COLUMNS`. The case of the names in the table is ignored.
 
-    An option replaces the column of its name; the option ``queue`` replaces queue, exchange and routing key.
+    An option replaces the column of its name. The option ``queue`` also replaces ``exchange`` and ``routing_key``, and
+    the option ``exchange`` also replaces ``queue``.
 
     Args:
         constants: values of the options, by the names of :class:`bide.OutgoingMessage`.
@@ -141,21 +142,21 @@ def _check_publishing_id(found: Mapping[str, str], producer: str | None) -> None
     if producer is None:
         if PUBLISHING_ID in found:
             raise InvalidColumnError(
-                f"the column {found[PUBLISHING_ID]!r} is for the option producerName, which stores each row once in a "
-                "stream: set it, or drop the column"
+                f"the column {found[PUBLISHING_ID]!r} is for the option producerName, with which a stream stores each "
+                "row once: set the option, or drop the column"
             )
         return
     if PUBLISHING_ID not in found:
         raise InvalidColumnError(
             f"the option producerName needs a column {PUBLISHING_ID!r} with an id of each row that is the same in each "
-            "attempt, such as the offset in a source: without it, rows that a repeated task has in another order would "
-            "be lost. Add it, or leave out the option"
+            "attempt, such as the offset in a source. Without the ids, rows would be lost if a repeated task has them "
+            "in another order. Add the column, or leave out the option"
         )
     for name in ("key", "delay", "deliver_at"):
         if name in found:
             raise InvalidColumnError(
-                f"the column {found[name]!r} is for messages that wait, and the option producerName stores them in a "
-                "stream at once: drop the column, or leave out the option"
+                f"the column {found[name]!r} is for messages that wait, but with the option producerName, messages go "
+                "into a stream immediately: drop the column, or leave out the option"
             )
 
 

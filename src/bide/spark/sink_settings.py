@@ -67,10 +67,12 @@ class SinkSettings:
         window: the largest number of unconfirmed messages of a task.
         timeout: time without any confirm after which a task fails.
         id_prefix: the prefix of the message ids that the sink generates; None for a default.
-        rejects: the folder for invalid rows and unconfirmed messages; None to fail the task.
+        rejects: the folder for invalid rows, unconfirmed messages, and overdue rows with ``past="reject"``; None to
+            fail the task.
         past: what to do with rows that were due more than :data:`bide.spark.overdue.GRACE` before the write began;
             None to fail the task.
-        bide_headers: what to do with headers that bide set itself when the message was sent before.
+        bide_headers: what to do with headers that bide set itself when the message was sent before; None to refuse
+            them.
         rate: the largest number of messages that a task sends in a second; None without a limit.
         producer: the name under which a stream recognizes repeated rows; None to publish over AMQP 0-9-1.
         stream_port: the port of the stream protocol; None for RabbitMQ's default.
@@ -133,7 +135,7 @@ class SinkSettings:
         """Read the options of a write.
 
         Args:
-            is_keyed: whether the table has keys, so that messages do not pass the infrastructure.
+            is_keyed: whether the table has keys. Its rows are schedules then, which do not use the infrastructure.
 
         Raises:
             InvalidOptionError: an option is unknown or invalid, or contradicts another one.
@@ -144,7 +146,7 @@ class SinkSettings:
         BrokerUrl.parse(url)
         timeout = options.duration("timeout")
         if timeout == timedelta(0):
-            raise InvalidOptionError("the option timeout is zero: give 1s or more")
+            raise InvalidOptionError("the option timeout is zero: give a longer time, such as 30s")
         infrastructure = _infrastructure(options)
         constants = _constants(options, None if is_keyed else infrastructure)
         producer = _producer(options)
@@ -170,12 +172,12 @@ class SinkSettings:
 def _past(options: Options, constants: Mapping[str, Any]) -> Past | None:
     past = cast("Past", options.choice("past", *PAST)) if "past" in options else None
     if past == "reject" and "rejects" not in options:
-        raise InvalidOptionError("the option past is 'reject', but there is no folder: set the option rejects to one")
+        raise InvalidOptionError("the option past is 'reject', but the option rejects is not set: set it to a folder")
     due = constants.get("deliver_at")
     if due is not None and past != "send" and due < datetime.now(UTC) - GRACE:
         raise InvalidOptionError(
-            f"the option deliver_at is {due.isoformat()}, which is past: give a later time, or past=send to send all "
-            "rows immediately"
+            f"the option deliver_at is {due.isoformat()}, which is in the past: give a later time, or past=send to "
+            "send all rows immediately"
         )
     return past
 
@@ -254,8 +256,8 @@ def _producer(options: Options) -> str | None:
     if producer is None:
         if "streamPort" in options:
             raise InvalidOptionError(
-                "the option streamPort goes with producerName, which writes into a stream over its own protocol: leave "
-                "it out, or set producerName"
+                "the option streamPort needs producerName, with which the sink writes over the stream protocol: leave "
+                "out streamPort, or set producerName"
             )
         return None
     if "queue" not in options:
@@ -263,8 +265,8 @@ def _producer(options: Options) -> str | None:
     for name in _NOT_FOR_STREAMS:
         if name in options:
             raise InvalidOptionError(
-                f"the options producerName and {name} were both given: rows that a stream stores once go directly into "
-                "it, all or none of a task. Leave out one of them"
+                f"the options producerName and {name} were both given: with producerName, a task stores all its rows "
+                "in a stream immediately, or none of them. Leave out one of the options"
             )
     return producer
 
@@ -272,7 +274,7 @@ def _producer(options: Options) -> str | None:
 def _short_text(options: Options, name: str) -> str | None:
     text = options.text(name)
     if text is not None and len(text.encode()) > 100:
-        raise InvalidOptionError(f"the option {name} takes {len(text.encode())} bytes: give at most 100")
+        raise InvalidOptionError(f"the option {name} has {len(text.encode())} bytes: give at most 100")
     return text
 
 
@@ -286,6 +288,6 @@ def _folder(options: Options, name: str) -> str | None:
         fs.FileSystem.from_uri(place)
     except (pa.ArrowInvalid, OSError) as error:
         raise InvalidOptionError(
-            f"the option {name} is {text!r}, which is not a usable folder: {error}; name another"
+            f"the option {name} is {text!r}, which is not a usable folder: {error}. Name another folder"
         ) from error
     return place

@@ -11,7 +11,7 @@ from bide.spark.sink import Sink, TaskSent
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
-    """Writes the micro-batches of a streaming query, from record batches."""
+    """Publishes the micro-batches of a streaming query, from record batches."""
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskSent:
         """Send the rows of one task."""

@@ -70,8 +70,8 @@ class _StreamsRead:
         if isinstance(positions, Mapping):
             if set(positions) != set(names):
                 raise InvalidOptionError(
-                    f"the option {option} gives positions of {', '.join(sorted(positions))}, but the super stream "
-                    f"consists of {', '.join(sorted(names))}: give a position for each of these"
+                    f"the option {option} gives positions of {', '.join(sorted(positions)) or 'no stream'}, but the "
+                    f"super stream consists of {', '.join(sorted(names))}: give a position for each of these"
                 )
             return {name: _offset(logs, name, positions[name]) for name in names}
         return {name: _offset(logs, name, positions) for name in names}
@@ -121,8 +121,8 @@ class StreamsReader(DataSourceReader):
         options = streams.options
         with StreamLogs(streams.address) as logs:
             names = streams.names(logs)
-            start = streams.resolve(logs, names, options.start, "startingOffsets")
-            end = streams.resolve(logs, names, options.end, "endingOffsets")
+            start = streams.resolve(logs, names, options.start, options.start_option)
+            end = streams.resolve(logs, names, options.end, options.end_option)
             for name in names:
                 last = logs.end(name)
                 if end[name] > last:
@@ -155,7 +155,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if options.limits.is_set and not LIMITS:
             raise InvalidOptionError(
                 "the options maxOffsetsPerTrigger, maxBytesPerTrigger and minOffsetsPerTrigger need PySpark 4.2 or "
-                "newer: older ones do not pass their position"
+                "newer: older versions do not pass the position of the query"
             )
         self._streams = _StreamsRead(options, schema)
         self._admission = Admission(options.limits)
@@ -187,11 +187,12 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._initial is None:
             logs = self._connected
             names = self._streams.names(logs)
-            self._initial = self._streams.resolve(logs, names, self._streams.options.start, "startingOffsets")
+            options = self._streams.options
+            self._initial = self._streams.resolve(logs, names, options.start, options.start_option)
         return self._initial
 
     def _begin_if_new(self) -> dict[str, int]:
-        """The position at which the query begins if it is new, for PySpark before 4.2, which does not say if it is.
+        """The position at which a new query begins. PySpark before 4.2 does not report whether the query is new.
 
         Errors are ignored here, because the starting options must not stop an old query whose super stream has grown.
         :meth:`initialOffset` reports them for a new query.
@@ -243,12 +244,12 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             since[stream] = self._connected.first(stream)
         begin = {stream: known.get(stream, since.get(stream, 0)) for stream in ends}
         restarts = self._check(known, begin, ends)
-        # With failOnDataLoss=false, a missing stream starts a batch, which removes its position from the checkpoint: a
-        # loss is allowed only once.
+        # With failOnDataLoss=false, a missing stream causes a batch. The batch removes the position of the stream from
+        # the checkpoint, so that the query can run with failOnDataLoss=true again.
         can_wait = not restarts and not known.keys() - ends.keys()
-        # Trigger.Once ignores the limits, and Trigger.AvailableNow would wait forever for the least number.
+        # Trigger.Once ignores the limits, and Trigger.AvailableNow would wait forever for minOffsetsPerTrigger.
         is_limited = LIMITS and limit is not None and not isinstance(limit, ReadAllAvailable)
-        if can_wait and is_limited and self._target is None and self._admission.waits(begin, ends):
+        if can_wait and is_limited and self._target is None and self._admission.must_wait(begin, ends):
             ends = {stream: min(begin[stream], end) for stream, end in ends.items()}
         elif is_limited:
             ends = self._admission.limit(begin, ends, self._connected.message_size)
@@ -268,7 +269,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _check(
         self, known: Mapping[str, int], begin: dict[str, int], ends: Mapping[str, int], *, planned: bool = False
     ) -> bool:
-        """Check the positions against the streams. With lost data allowed, restart a stream that was declared again.
+        """Check the positions against the streams. If data loss is allowed, restart a stream that was declared again.
 
         Args:
             planned: the ends are in the checkpoint already.
@@ -292,7 +293,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if fail:
                 raise OffsetsLostError(
                     f"the stream {stream!r} was read up to offset {begin[stream]:,}, and now it ends at {end:,}: it "
-                    f"was deleted and declared again. {WAY_OUT_OF_NEW}",
+                    f"was deleted and declared again, or the broker lost messages. {WAY_OUT_OF_NEW}",
                     stream=stream,
                     offset=end,
                 )

@@ -17,8 +17,8 @@ IN_MEMORY: Final = 64 << 20
 class Spool:
     """Buffers record batches of the same schema, and returns them in order, any number of times.
 
-    The file has no name, so that it disappears with the process, even a killed one. It is in the folder to which Spark
-    spills data that do not fit into memory.
+    The file has no name, so that it disappears with the process, even a killed one. If ``SPARK_LOCAL_DIRS`` is set, the
+    file is in the first of these folders, to which Spark spills, too. Otherwise it is in the system's temporary folder.
     """
 
     def __init__(self) -> None:

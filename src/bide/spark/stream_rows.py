@@ -32,7 +32,7 @@ _TYPE: Final = _TYPE_NAME.encode()
 
 _APP_ID_NAME: Final = "x-basic-app-id"
 _APP_ID: Final = _APP_ID_NAME.encode()
-"""The application property in which RabbitMQ before 3.13 keeps the property ``app_id``. Later ones use ``group-id``."""
+"""The application property in which RabbitMQ before 3.13 keeps ``app_id``. Later releases use ``group-id``."""
 
 _QUEUE_ADDRESS: Final = "/queues/"
 """The beginning of a ``reply_to`` that RabbitMQ 4.3 has converted to an address of AMQP 1.0; 4.0 stores the name."""
@@ -154,11 +154,11 @@ class RowReader:
                     raise UndecodableMessageError("its application properties are not a map")
                 due, sent = application.get(HEADER_DUE), application.get(HEADER_SENT)
                 old_type, old_app_id = application.pop(_TYPE_NAME, None), application.pop(_APP_ID_NAME, None)
-                kind = kind or _name(old_type)
+                kind = kind or _escaped_text(old_type)
                 found = {**found, **application}
-            elif self._looks_up(message.application):
+            elif self._may_have_fields(message.application):
                 due, sent, old_type, old_app_id = lookup(message.application, _DUE, _SENT, _TYPE, _APP_ID)
-                kind = kind or _name(old_type)
+                kind = kind or _escaped_text(old_type)
         if found:
             headers = [(str(name), text_of(value)) for name, value in found.items()] if self._map else None
             headers_json = headers_to_json(found) if self._json else None
@@ -184,13 +184,13 @@ class RowReader:
             kind,
             text_of(content_encoding),
             None if reply_to is None else _reply_to(text_of(reply_to) or ""),
-            _name(old_app_id if app_id is None else app_id),
-            _name(user_id),
+            _escaped_text(old_app_id if app_id is None else app_id),
+            _escaped_text(user_id),
             *delivery,
             None if created is None else _creation_time(created),
         )
 
-    def _looks_up(self, application: bytes) -> bool:
+    def _may_have_fields(self, application: bytes) -> bool:
         """Whether encoded application properties may have a value for a column other than the headers."""
         return (
             (self._times and b"bide-" in application)
@@ -222,9 +222,9 @@ class RowReader:
                 raise UndecodableMessageError("its annotations are not a map")
             exchange, routing_key = (found.get(name) for name in _OWN_ANNOTATIONS)
             known = Annotations(
-                _name(exchange),
-                _name(routing_key),
-                _name(found.get(_TYPE_NAME)),
+                _escaped_text(exchange),
+                _escaped_text(routing_key),
+                _escaped_text(found.get(_TYPE_NAME)),
                 _old_delivery_fields(found),
                 {
                     name: value
@@ -287,7 +287,7 @@ def microseconds(value: Any) -> int | None:
     return value * 1000 if type(value) is int and 0 <= value <= LATEST_MILLISECOND else None
 
 
-def _name(value: Any) -> str | None:
+def _escaped_text(value: Any) -> str | None:
     """A name as text; bytes that are not UTF-8 are escaped."""
     return escaped(value) if isinstance(value, bytes) else text_of(value)
 

@@ -1,9 +1,9 @@
 """Checked sending of the rows of one task into a stream, which stores each row once.
 
-A publishing id has two parts: a digest of the ids of all rows of the task, and the place of the row among them, in the
-order of the ids. So rows that a repeated task has in another order get the same publishing ids, and the stream drops
-those it has. If the repeated task has other rows, its digest differs from the one that the stream has, and the task
-fails: the place of a row would be that of another row, which may have been stored, and the row would be lost.
+A publishing id has two parts: a digest of the ids of all rows of the task, and the place of the row in the order of
+these ids. So if a repeated task has its rows in another order, they get the same publishing ids, and the stream drops
+those that it has. If the repeated task has other rows, its digest differs from the one that the stream has, and the
+task fails. Without this check, a row would be lost if another row with its place is in the stream already.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def send_once(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSetti
     """
     if place.partition >= MAX_PARTITIONS:
         raise InvalidRowError(
-            f"this write has more than {MAX_PARTITIONS} partitions, and a stream recognizes the repeated rows of as "
-            f"many: write df.coalesce({MAX_PARTITIONS}), or fewer. Other partitions may have been stored, and would be "
-            "stored twice"
+            f"this write has more than {MAX_PARTITIONS} partitions, but a stream recognizes repeated rows of at most "
+            f"{MAX_PARTITIONS}: write df.coalesce({MAX_PARTITIONS}), or fewer. Other partitions may already be stored, "
+            "and a new write stores their rows a second time"
         )
     stream = settings.constants["to"]
     address = Address.of(settings.url, settings.stream_port)
@@ -76,7 +76,7 @@ def send_once(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSetti
         ids = _check_and_buffer(batches, rows, spool, encoder, str(place), room)
         publisher = StreamPublisher(address, stream, str(place), timeout=settings.timeout.total_seconds())
         if not len(ids):
-            # If another attempt had rows, they are in another partition now, and would come twice.
+            # If another attempt had rows, they are in another partition now, and would be stored twice.
             with publisher, suppress(TargetNotFoundError):
                 _check_digest(publisher, None, place)
             return Sent(confirmed=0)
@@ -89,8 +89,8 @@ def send_once(batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSetti
             complete = digest << _PLACE_BITS | len(ids)
             if _check_digest(publisher, digest, place) == complete:
                 log.warning(
-                    "the stream %r has %d rows with the ids of partition %d already, under the name %r: if this is "
-                    "another write, its rows are not stored, and it needs another producerName",
+                    "the stream %r has %d rows with the ids of partition %d already, published as %r: if this is "
+                    "a new write, its rows are not stored, and it needs another producerName",
                     *(stream, len(ids), place.partition, str(place)),
                 )
             first = digest << _PLACE_BITS | 1
@@ -173,7 +173,7 @@ def _digest(ids: pa.ChunkedArray) -> int:
     """A digest of sorted ids."""
     found = blake2b(digest_size=8)
     for chunk in ids.chunks:
-        # Texts have their length in front, so that no two lists of ids have the same digits.
+        # Texts have their length in front, so that no two lists of ids have the same encoding.
         parts = (f"{len(one)}:{one}," if isinstance(one, str) else f"{one}," for one in chunk.to_pylist())
         found.update("".join(parts).encode())
     return int.from_bytes(found.digest()) >> _PLACE_BITS + 1
@@ -189,7 +189,7 @@ def _check_digest(publisher: StreamPublisher, digest: int | None, place: SinkPla
         The last publishing id that the stream has of this task.
 
     Raises:
-        InvalidRowError: they are other rows.
+        InvalidRowError: that attempt had other rows.
     """
     last = publisher.last_id()
     if last and last >> _PLACE_BITS != digest:
@@ -197,9 +197,9 @@ def _check_digest(publisher: StreamPublisher, digest: int | None, place: SinkPla
         raise InvalidRowError(
             f"an attempt at partition {place.partition} {what} published {last & MAX_ROWS:,} of its rows under the "
             f"name {str(place)!r}, and this one has other rows: the values of {PUBLISHING_ID} differ. Rows could be "
-            "lost. Give a write of other rows another producerName. If the rows should be the same, make their "
-            "partitions so, for example with repartition by a column, and write with another producerName, which "
-            "stores the rows of that attempt a second time"
+            "lost. If this is a new write, give it another producerName. If it is the same write, make sure that each "
+            "attempt has the same rows in each partition, for example with repartition by a column, and write with "
+            "another producerName. This stores the rows of the first attempt a second time"
         )
     return last
 

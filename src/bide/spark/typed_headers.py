@@ -1,7 +1,7 @@
 """Headers as JSON text that keeps their AMQP types.
 
 Text, booleans, null, lists and tables are the JSON types of that name, and numbers stay whole or fractional. Values of
-other types are objects with one name: ``{"$bytes": "/wA="}`` (Base64), ``{"$time": "2026-01-01T00:00:00Z"}``,
+other types are objects with a single key: ``{"$bytes": "/wA="}`` (Base64), ``{"$time": "2026-01-01T00:00:00Z"}``,
 ``{"$decimal": "1.50"}`` and ``{"$number": "nan"}`` (also ``inf`` and ``-inf``). A table whose only key begins with
 ``$`` is ``{"$table": {...}}``.
 """
@@ -58,20 +58,22 @@ def headers_from_json(text: str) -> dict[str, Any]:
     """The headers in a JSON object; an empty text has none.
 
     Raises:
-        InvalidInputError: the text is not a JSON object, or a value is not of the form above.
+        InvalidInputError: the text is not a JSON object, or a value has none of the forms of this module.
     """
     if not text:
         return {}
     try:
         found = json.loads(text, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        raise InvalidInputError("the headers are not JSON") from error
+        raise InvalidInputError("the headers are not JSON: give a JSON object") from error
     if not isinstance(found, dict):
-        raise InvalidInputError("the headers are JSON, but not an object")
+        raise InvalidInputError("the headers are JSON, but not an object: give a JSON object")
     try:
         return {name: _unmarked(value, name) for name, value in found.items()}
     except RecursionError:
-        raise InvalidInputError("the headers hold lists or tables that are nested too deeply") from None
+        raise InvalidInputError(
+            "the headers hold lists or tables that are nested too deeply: nest fewer levels"
+        ) from None
 
 
 def _refuse_constant(text: str) -> Any:

@@ -106,7 +106,7 @@ def sections(data: bytes) -> Sections:
             elif data[at + 1] == 0x80:
                 kind, at = int.from_bytes(data[at + 2 : at + 10]), at + 10
             else:
-                raise UndecodableMessageError(f"a section of the unknown kind {data[at + 1]:#04x}")
+                raise UndecodableMessageError(f"a section has the unknown kind {data[at + 1]:#04x}")
             start, form = at, data[at]
             # Nearly all sections have one of these types; the general case is slower.
             if form in _SHORT:
@@ -158,7 +158,7 @@ def _end_of_value(data: bytes, at: int) -> int:
         elif kind in (0xB, 0xD, 0xF):
             at += 5 + int(_LENGTH.unpack_from(data, at + 1)[0])
         else:
-            raise UndecodableMessageError(f"a value of the unknown type {data[at]:#04x}")
+            raise UndecodableMessageError(f"a value has the unknown type {data[at]:#04x}")
     return at
 
 
@@ -178,7 +178,7 @@ def decode(data: bytes) -> Any:
     except (IndexError, struct.error):
         raise UndecodableMessageError("it ends too early") from None
     if at != len(data):
-        raise UndecodableMessageError("a value is longer or shorter than it says")
+        raise UndecodableMessageError("a value is longer or shorter than its size field states")
     return value
 
 
@@ -228,7 +228,7 @@ def first_properties(properties: bytes, count: int) -> list[Any]:
 
 
 def lookup(application: bytes, *names: bytes) -> list[Any]:
-    """The values of some names in an encoded map of application properties; None for a name that is not in the map.
+    """The values of the given names in an encoded map of application properties; None for a name not in the map.
 
     This is faster than decoding the whole map.
 
@@ -257,7 +257,7 @@ def lookup(application: bytes, *names: bytes) -> list[Any]:
     except (IndexError, struct.error):
         raise UndecodableMessageError("its application properties end too early") from None
     if at != len(application):
-        raise UndecodableMessageError("its application properties are longer or shorter than they say")
+        raise UndecodableMessageError("its application properties are longer or shorter than their size field states")
     return found
 
 
@@ -320,7 +320,7 @@ class _Reader:
             value, at = self._of_kind(data[at], at + 1, depth + 1)
             values.append(value)
         if at != end:
-            raise UndecodableMessageError("a list or map is longer or shorter than it says")
+            raise UndecodableMessageError("a list or map is longer or shorter than its size field states")
         if not kind & 1:
             return values, at
         if count % 2:
@@ -350,7 +350,7 @@ class _Reader:
             value, at = self._of_kind(element, at, depth + 1)
             values.append(value)
         if at != end:
-            raise UndecodableMessageError("an array is longer or shorter than it says")
+            raise UndecodableMessageError("an array is longer or shorter than its size field states")
         return values, at
 
 
@@ -376,7 +376,7 @@ def _text(kind: int, raw: bytes, size: int) -> Any:
 def _decode_rare(data: bytes, kind: int, at: int) -> tuple[Any, int]:
     size = _FIXED.get(kind >> 4)
     if size is None:
-        raise UndecodableMessageError(f"a value of the unknown type {kind:#04x}")
+        raise UndecodableMessageError(f"a value has the unknown type {kind:#04x}")
     raw = data[at : at + size]
     if len(raw) != size:
         raise IndexError
@@ -397,4 +397,4 @@ def _decode_rare(data: bytes, kind: int, at: int) -> tuple[Any, int]:
         return uuid.UUID(bytes=raw), at + size
     if kind in (0x74, 0x84, 0x94):
         return raw, at + size
-    raise UndecodableMessageError(f"a value of the unknown type {kind:#04x}")
+    raise UndecodableMessageError(f"a value has the unknown type {kind:#04x}")

@@ -12,11 +12,11 @@ from urllib.parse import quote
 from bide.errors import InvalidInputError
 
 _SECTIONS_SINCE: Final = (3, 13)
-"""The release since which RabbitMQ stores properties in the sections of AMQP 1.0 for them. Before, it stores some in
-annotations and application properties of its own."""
+"""The first release that stores each property in the section that AMQP 1.0 has for it. Older releases store some
+properties in annotations and application properties of their own."""
 
 _ADDRESSES_SINCE: Final = (4, 3)
-"""The release since which RabbitMQ stores ``reply_to`` as an address of AMQP 1.0."""
+"""The first release that stores ``reply_to`` as an address of AMQP 1.0."""
 
 _MAX_TTL: Final = 0xFFFFFFFF
 
@@ -31,17 +31,17 @@ class _Shared(NamedTuple):
     """The encoded parts of a message that many messages have in common.
 
     Attributes:
-        start: the sections with durability, priority and TTL, and with annotations, if no header is among these.
-        header: the first of them.
-        annotations: pairs of the annotations, without those for headers.
-        annotation_count: the number of their keys and values.
-        own: pairs of the application properties, without those for headers.
-        own_count: the number of their keys and values.
+        start: the header section and the annotations, for a message without AMQP 0-9-1 headers in the annotations.
+        header: the header section (durability, priority, TTL).
+        annotations: the keys and values of the annotations that RabbitMQ adds.
+        annotation_count: the number of these keys and values.
+        own: the keys and values of the application properties that RabbitMQ adds.
+        own_count: the number of these keys and values.
         before: the properties between message id and correlation id.
-        after: those between correlation id and creation time.
+        after: the properties between correlation id and creation time.
         last: the property after the creation time.
-        rest: the properties after the message id, if there is neither a correlation id nor a creation time.
-        rest_count: the number of these properties.
+        rest: the properties after the message id, for a message with neither a correlation id nor a creation time.
+        rest_count: the number of properties in ``rest``.
     """
 
     start: bytes
@@ -85,7 +85,7 @@ class StreamMessageEncoder:
             values: the properties by their names in AMQP 0-9-1, with underscores.
 
         Raises:
-            InvalidInputError: a value has no place in a message of a stream.
+            InvalidInputError: a value cannot be stored in a stream.
         """
         shared = self._shared(*map(values.get, _SHARED))
         start, own, own_count = shared.start, shared.own, shared.own_count
@@ -184,7 +184,7 @@ def _properties(shared: _Shared, message_id: str | None, correlation_id: str | N
 
 
 def _stripped(fields: list[bytes]) -> list[bytes]:
-    """Remove nulls at the end, which a list of AMQP 1.0 need not have."""
+    """Remove nulls at the end, which a list of AMQP 1.0 may omit."""
     while fields and fields[-1] is _NULL:
         fields.pop()
     return fields
@@ -196,7 +196,7 @@ def _annotations(pairs: bytes, count: int) -> bytes:
 
 
 def _header(mode: int | None, priority: int | None, expiration: str | None) -> bytes:
-    """The section with durability, priority and TTL, and the values that RabbitMQ adds."""
+    """The header section: durability, priority, TTL, and first-acquirer and delivery-count as RabbitMQ sets them."""
     ttl = _NULL
     if expiration is not None:
         if int(expiration) > _MAX_TTL:
@@ -206,12 +206,12 @@ def _header(mode: int | None, priority: int | None, expiration: str | None) -> b
             )
         ttl = b"\x70" + _LONG.pack(int(expiration))
     durable = b"\x41" if mode == 2 else b"\x42"
-    urgency = _NULL if priority is None else bytes((0x50, priority))
-    return b"\x00\x53\x70" + _compound(0, durable + urgency + ttl + b"\x41\x43", 5)
+    encoded_priority = _NULL if priority is None else bytes((0x50, priority))
+    return b"\x00\x53\x70" + _compound(0, durable + encoded_priority + ttl + b"\x41\x43", 5)
 
 
 def _value(name: str, value: Any) -> bytes:
-    """A header."""
+    """Encode the value of a header."""
     match value:
         case str():
             return _text(value)
@@ -234,12 +234,12 @@ def _value(name: str, value: Any) -> bytes:
 
 
 def _time(value: datetime) -> bytes:
-    """A time, in whole seconds as over AMQP 0-9-1."""
+    """Encode a time, in whole seconds as over AMQP 0-9-1."""
     return _INT64.pack(0x83, int(value.timestamp()) * 1000)
 
 
 def _compound(is_map: int, content: bytes, count: int) -> bytes:
-    """A list or a map with this many values."""
+    """Encode a list or a map with this many values."""
     if len(content) < 255 and count < 256:
         return bytes((0xC0 | is_map, len(content) + 1, count)) + content
     return bytes((0xD0 | is_map,)) + _LONG.pack(len(content) + 4) + _LONG.pack(count) + content

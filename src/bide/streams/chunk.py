@@ -1,4 +1,4 @@
-"""Chunks: the batches of messages that a stream stores and sends, with one timestamp each."""
+"""Chunks: the units in which a stream stores and delivers messages, with one timestamp each."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ _LENGTH: Final = struct.Struct(">I")
 _BATCH: Final = struct.Struct(">BHII")
 
 Decompress = Callable[[int, bytes, int], bytes]
-"""Decompresses a batch of messages, given the number of the compression, the compressed bytes, and the length of the
+"""Decompresses a sub-entry batch, given the number of the compression, the compressed bytes, and the length of the
 result."""
 
 COMPRESSIONS: Final = ("none", "gzip", "snappy", "lz4", "zstd")
 
 MAX_BATCH_SIZE: Final = 64 << 20
-"""Limit on the decompressed size of a batch in bytes, because a batch is in memory as a whole. RabbitMQ 4.3 rejects
-larger batches itself (``stream.max_uncompressed_sub_entry_batch_size``)."""
+"""Limit on the decompressed size of a sub-entry batch in bytes, because a batch is in memory as a whole. RabbitMQ 4.3
+rejects larger batches itself (``stream.max_uncompressed_sub_entry_batch_size``)."""
 
 MAX_CHUNK_SIZE: Final = 1 << 30
-"""Limit on the sum of the decompressed sizes of the batches in one chunk, in bytes."""
+"""Limit on the sum of the decompressed sizes of the sub-entry batches in one chunk, in bytes."""
 
 
 class Undecodable(NamedTuple):
-    """A batch of messages that cannot be decompressed; it takes the place of its first message.
+    """A sub-entry batch that cannot be decompressed; it takes the place of its first message.
 
     Attributes:
         data: the entry of the chunk, with its header.
@@ -44,27 +44,28 @@ class Undecodable(NamedTuple):
 
 
 def decompress_gzip(compression: int, data: bytes, length: int) -> bytes:
-    """Decompress a batch with the standard library, which supports no compression and gzip.
+    """Decompress a sub-entry batch that is compressed with gzip, or not at all, with the standard library.
 
     Raises:
-        UndecodableMessageError: another compression, or data that do not match the header of the batch.
+        UndecodableMessageError: the batch has another compression, or its data do not match its header.
     """
     if compression == 0:
         return data
     name = COMPRESSIONS[compression] if compression < len(COMPRESSIONS) else str(compression)
     if compression != 1:
-        raise UndecodableMessageError(f"a batch of messages is compressed by {name}, which is not supported here")
+        raise UndecodableMessageError(f"a sub-entry batch is compressed with {name}, which is not supported here")
     decompressor = zlib.decompressobj(wbits=31)
     try:
         # One byte more than announced, because zlib reads 0 as "no limit" and has to reach the checksum at the end.
         raw = decompressor.decompress(data, length + 1)
     except zlib.error as error:
         raise UndecodableMessageError(
-            f"a batch of messages compressed by {name} cannot be decompressed: {error}"
+            f"a sub-entry batch compressed with {name} cannot be decompressed: {error}"
         ) from error
     if len(raw) != length or not decompressor.eof:
         raise UndecodableMessageError(
-            f"a batch of messages compressed by {name} is not {length:,} bytes long, as its header says"
+            f"a sub-entry batch compressed with {name} does not have the {length:,} bytes that its header states, or "
+            "is incomplete"
         )
     return raw
 
@@ -77,7 +78,7 @@ class Chunk:
         first: the offset of its first message.
         count: the number of messages, whose offsets are consecutive.
         timestamp: when the broker stored the chunk, in milliseconds since 1970.
-        entries: the number of entries; an entry is a message or a batch of messages.
+        entries: the number of entries. An entry is a message, or a sub-entry batch: several messages, often compressed.
         data: the entries.
     """
 
@@ -118,8 +119,8 @@ class Chunk:
     def messages(self, decompress: Decompress = decompress_gzip) -> Iterator[bytes | Undecodable | None]:
         """The encoded messages, one for each offset.
 
-        The publisher of a batch states the number of its messages, and the broker reserves that many offsets. A batch
-        that cannot be decompressed yields an :class:`Undecodable` at its first offset, and None at the others.
+        The publisher of a sub-entry batch states how many messages it has, and the broker reserves that many offsets. A
+        batch that cannot be decompressed yields an :class:`Undecodable` at its first offset, and None at the others.
 
         Raises:
             ProtocolError: the number of messages differs from the one in the header.
@@ -163,15 +164,15 @@ class Chunk:
             found = -1
         if found != self.count or at != len(data):
             raise ProtocolError(
-                f"the chunk at offset {self.first:,} does not hold {self.count:,} messages, as its header says"
+                f"the chunk at offset {self.first:,} does not hold the {self.count:,} messages that its header states"
             )
 
 
 def _decompress(decompress: Decompress, compression: int, data: bytes, length: int, remaining: int) -> bytes:
-    """The decompressed bytes of a batch.
+    """The decompressed bytes of a sub-entry batch.
 
     Args:
-        length: their number, as the header of the batch states it.
+        length: the number of decompressed bytes that the header of the batch states.
         remaining: bytes left until the limit of the chunk.
 
     Raises:
@@ -183,15 +184,15 @@ def _decompress(decompress: Decompress, compression: int, data: bytes, length: i
             if length > MAX_BATCH_SIZE
             else f"the limit of {MAX_CHUNK_SIZE:,} bytes for all batches of a chunk"
         )
-        raise UndecodableMessageError(f"a batch of messages decompresses to {length:,} bytes, over {limit}")
+        raise UndecodableMessageError(f"a sub-entry batch decompresses to {length:,} bytes, over {limit}")
     return decompress(compression, data, length)
 
 
 def _check_count(batch: bytes, records: int) -> None:
-    """Check that a batch consists of exactly this many messages.
+    """Check that a sub-entry batch consists of exactly this many messages.
 
     Raises:
-        UndecodableMessageError: it has more or fewer.
+        UndecodableMessageError: the batch has more or fewer messages.
     """
     at = found = 0
     end = len(batch) - 4
@@ -199,4 +200,6 @@ def _check_count(batch: bytes, records: int) -> None:
         at += 4 + int.from_bytes(batch[at : at + 4])
         found += 1
     if at != len(batch) or found != records:
-        raise UndecodableMessageError(f"a batch does not consist of {records:,} messages, as its header says")
+        raise UndecodableMessageError(
+            f"a sub-entry batch does not consist of the {records:,} messages that its header states"
+        )

@@ -59,7 +59,7 @@ class StreamConnection:
         Raises:
             BrokerUnreachableError: no broker answers at this address, or the peer does not speak the stream protocol.
             TlsError: the TLS handshake failed.
-            AuthenticationError: the user or the password is wrong.
+            AuthenticationError: the user or the password is wrong, or the broker does not offer this kind of login.
             VirtualHostError: the virtual host does not exist, or this user may not access it.
         """
         self.address = address
@@ -115,7 +115,8 @@ class StreamConnection:
         offered = self._ask(frames.SASL_HANDSHAKE).strings()
         if mechanism not in offered:
             raise AuthenticationError(
-                f"the broker at {self._peer} offers {', '.join(offered) or 'no way'} to log in, not {mechanism}"
+                f"the broker at {self._peer} offers {', '.join(offered) or 'no mechanism'} to log in, not {mechanism}: "
+                "add it to auth_mechanisms of the broker"
             )
         warn_about_broker(url, self._socket)
         answer = struct.pack(">i", len(secret)) + secret
@@ -128,7 +129,7 @@ class StreamConnection:
         if key != frames.TUNE:
             raise ProtocolError(f"the broker at {self._peer} sent frame {key:#06x} instead of Tune")
         self.max_frame, heartbeat = tune.uint32(), tune.uint32()
-        # The interval of the broker, which is longer than that of the URL: a reader sends heartbeats only while it
+        # The broker's interval, 60 s by default, instead of the URL's 10 s: a reader sends heartbeats only while it
         # reads, and its caller may take long with a chunk.
         self._heartbeat = heartbeat if url.heartbeat else 0
         self._send(frames.frame(frames.TUNE, struct.pack(">II", self.max_frame, self._heartbeat)))
@@ -150,7 +151,7 @@ class StreamConnection:
         self.close()
 
     def close(self) -> None:
-        """Close the socket, without a Close frame: a reader has nothing to flush."""
+        """Close the socket. A Close frame is not needed, because the broker cleans up when the socket is closed."""
         self._socket.close()
 
     def metadata(self, streams: list[str]) -> dict[str, StreamMetadata]:
@@ -192,7 +193,7 @@ class StreamConnection:
         return subscription
 
     def unsubscribe(self, subscription: int) -> None:
-        """End a subscription, and drop the chunks of it that have not been read."""
+        """End a subscription, and drop its chunks that have not been taken."""
         self._ask(frames.UNSUBSCRIBE, struct.pack(">B", subscription))
         self._chunks = deque(one for one in self._chunks if one[0] != subscription)
 
@@ -203,8 +204,8 @@ class StreamConnection:
     def barrier(self) -> None:
         """Wait until the broker has handled every frame that was sent before.
 
-        The broker handles the frames of a connection one after the other, and sends a new subscription its chunks
-        before it reads the next frame. So after this call, each chunk that existed has been received.
+        The broker handles the frames of a connection in order, and sends a new subscription its chunks before it reads
+        the next frame. So after this call, the chunks that existed have been received, up to the subscription's credit.
         """
         self.metadata([])
 
@@ -241,7 +242,7 @@ class StreamConnection:
         self._ask(frames.DECLARE_PUBLISHER, struct.pack(">B", _PUBLISHER), *names, stream=stream)
 
     def publisher_sequence(self, stream: str, name: str) -> int:
-        """The last publishing id that the stream has from a publisher of this name; 0 without any."""
+        """The last publishing id that the stream has from a publisher of this name; 0 if it has none."""
         names = frames.string(name), frames.string(stream)
         return self._ask(frames.QUERY_PUBLISHER_SEQUENCE, *names, stream=stream).int64()
 

@@ -263,7 +263,7 @@ def refusal(code: int, what: str) -> BrokerError:
     """The error for a response code.
 
     Args:
-        what: the start of its message, such as "the broker at localhost:5552 refused stream 's'".
+        what: the start of the error message, such as "the broker at localhost:5552 refused stream 's'".
     """
     kind: type[BrokerError] = BrokerError
     if code in AUTHENTICATION_FAILURES:

@@ -1,6 +1,7 @@
 """Addresses of the stream protocol, and offsets of streams.
 
-Every request goes to the leader of a stream, because a replica may lag behind and truncates at another time.
+Queries go to the leader of a stream, because a replica may lag behind and truncates at another time. If the leader
+cannot be reached at its advertised address, queries go to the node that is already connected.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Address:
         """Connect to the first host that accepts the connection.
 
         Raises:
-            BrokerError: no host accepts it; the most specific of their errors.
+            BrokerError: no host accepts the connection; the most specific of the errors is raised.
         """
         failures: list[BrokerError] = []
         for host in dict.fromkeys(host for host, _ in self.url.hosts):
@@ -98,7 +99,7 @@ class StreamLogs:
         self.close()
 
     def close(self) -> None:
-        """Close all connections; the next query opens new ones."""
+        """Close all connections. The next query opens new ones."""
         for connection in self._connections.values():
             connection.close()
         self._connections.clear()
@@ -226,7 +227,9 @@ class StreamLogs:
             connection = StreamConnection(self._address.url, leader)
         except BrokerUnreachableError as error:
             # The advertised name may resolve only on the brokers, as in containers. The known node may have a replica.
-            log.warning("the leader advertises %s:%d, where it cannot be reached (%s)", *leader, error)
+            log.warning(
+                "no connection to the leader at its advertised address %s:%d (%s): using another node", *leader, error
+            )
             return fallback
         self._connections[leader] = connection
         return connection
@@ -236,7 +239,8 @@ def first_offset(connection: StreamConnection, stream: str) -> int:
     """The first offset that the stream still has; 0 if the stream is empty."""
     if connection.release >= _STATISTICS_SINCE:
         return max(0, connection.statistics(stream)["first_chunk_id"])
-    # The first offset of a message: one more than the statistics say if the log begins with an entry of the broker.
+    # RabbitMQ 3.10 does not report the first offset. The first chunk of messages has a higher offset if the log begins
+    # with an entry of the broker itself.
     chunk = _chunk_at(connection, stream, frames.FIRST)
     return 0 if chunk is None else chunk.first
 

@@ -1,4 +1,4 @@
-"""Publisher of a stream, whose messages the stream stores once."""
+"""Publisher into a stream with deduplication: the stream stores each message once."""
 
 from __future__ import annotations
 
@@ -23,29 +23,32 @@ _BACKOFF_MIN: Final = 0.1
 _BACKOFF_MAX: Final = 2.0
 
 _IN_FLIGHT: Final = 4
-"""Frames that wait for confirms at a time. While one is stored, the next ones are made and sent. With four frames of a
-thousand messages, confirms that have not been read fit into the buffers of a socket, so that the broker never waits for
-a publisher which waits for the broker."""
+"""The largest number of unconfirmed frames. While the broker stores one, the publisher encodes and sends the next ones.
+The unread confirms of four frames of a thousand messages fit into the buffers of a socket. So there is no deadlock in
+which the broker waits to send confirms while the publisher waits to send messages."""
 
 
 class StreamPublisher:
     """Publishes into one stream, with publishing ids that grow by one from message to message.
 
-    The broker drops a message whose publishing id is not above the last one of its publisher, and confirms it when
-    that one is committed. So messages can be sent again after a lost connection, or by another process of the same
-    name, if both send the same messages with the same ids. A message whose id is below another one that was stored
-    would be lost, so what is stored must never have a gap. It has none, although several frames are in flight:
+    The broker drops a message whose publishing id is not higher than the last id of its publisher, and confirms the
+    message when the one with that last id is committed. So messages can be sent again after a lost connection, or by
+    another process with the same publisher name, if both send the same messages with the same ids. A message is lost if
+    one with a higher id is stored first, so the stored ids must never have a gap. They have none, although several
+    frames are in flight:
 
-    - A connection begins with the message after the last confirmed one, or before, and sends all others in order. The
-      broker handles them in this order, and passes them to one process, the leader that the stream had when the
-      publisher was declared (``rabbit_stream_reader`` and ``rabbit_stream_utils:write_messages`` of RabbitMQ 3.10 to
-      4.3). So what the leader gets from a connection is a sequence without gaps, wherever the connection breaks.
-    - The leader compares ids one by one (``osiris_writer:handle_command``). Sequences of several connections, such as
-      that of a killed process which still arrives, therefore add up to one without gaps.
-    - If the leader ends, the broker forgets the publisher, and refuses all that this connection sends from then on. A
-      new leader has a beginning of what the old one had. It gets nothing from connections to the old one.
+    - Over each connection, the publisher first sends the message after the last confirmed one, or an earlier one, and
+      then all later ones in order. The broker handles them in this order, and passes them to one process, the leader
+      that the stream had when the publisher was declared (``rabbit_stream_reader`` and
+      ``rabbit_stream_utils:write_messages`` of RabbitMQ 3.10 to 4.3). So the leader receives a sequence without gaps
+      from each connection, wherever the connection breaks.
+    - The leader compares ids one by one (``osiris_writer:handle_command``). So sequences from several connections, such
+      as messages of a killed process that arrive late, are stored without gaps, too.
+    - If the leader ends, the broker forgets the publisher, and refuses everything that this connection sends from then
+      on. A new leader has the messages of the old one up to some id, and receives nothing from connections to the old
+      one.
     - The permission to write is checked when the publisher is declared, and remembered for the connection. So the
-      broker never refuses a frame and takes a later one.
+      broker never refuses one frame and accepts a later one.
 
     Args:
         address: the address of the stream protocol.
@@ -74,7 +77,7 @@ class StreamPublisher:
         self._logs.close()
 
     def last_id(self) -> int:
-        """The last publishing id that the stream has of this publisher, committed or not; 0 without any.
+        """The last publishing id that the stream has of this publisher, committed or not; 0 if it has none.
 
         Raises:
             TargetNotFoundError: the stream does not exist.
@@ -86,11 +89,11 @@ class StreamPublisher:
     def publish(self, first: int, messages: Sequence[bytes]) -> None:
         """Publish messages that fit into one frame. After a lost connection, all unconfirmed ones are sent again.
 
-        Waits only if many frames are unconfirmed: call :meth:`flush` in the end.
+        Waits only if many frames are unconfirmed: call :meth:`flush` at the end.
 
         Args:
-            first: the publishing id of the first message; those of the others follow it. It follows that of the last
-                message of the frame before.
+            first: the publishing id of the first message, which is one higher than the last id of the previous call.
+                The other messages have the next ids.
             messages: encoded messages.
 
         Raises:
@@ -133,7 +136,7 @@ class StreamPublisher:
         """Repeat an action after the connection broke, until the timeout.
 
         Args:
-            action: takes the seconds that are left.
+            action: takes the seconds that remain.
         """
         deadline = time.monotonic() + self._timeout
         backoff = Backoff(_BACKOFF_MIN, _BACKOFF_MAX)
@@ -153,12 +156,12 @@ class StreamPublisher:
             connection = self._logs.leader(self._stream)
             self._was_connected = True
             connection.declare_publisher(self._stream, self._name)
-            # Another node passes the messages of a frame on one by one, and may lose some of them between others.
+            # A node other than the leader forwards the messages of a frame one by one, and may lose some in the middle.
             leader = connection.metadata([self._stream])[self._stream].leader
             if leader != connection.advertised:
                 raise ConnectionLostError(
-                    f"the node at {connection.advertised[0]}:{connection.advertised[1]} does not lead the stream "
-                    f"{self._stream!r}"
+                    f"the node at {connection.advertised[0]}:{connection.advertised[1]} is not the leader of the "
+                    f"stream {self._stream!r}: the leader has moved, or cannot be reached at its advertised address"
                 )
             if self._confirmed and connection.publisher_sequence(self._stream, self._name) < self._confirmed:
                 raise BrokerError(

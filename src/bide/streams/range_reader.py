@@ -1,4 +1,4 @@
-"""Reading of the chunks in a range of offsets."""
+"""Reader of the chunks in a range of offsets."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ class _LogReader:
                 return
             subscription = connection.subscribe(wanted.stream, frames.at_offset(self.position), credit=_CREDIT)
             while self.position < wanted.end:
-                # The range is committed, so the broker sends its chunks immediately or does not have them. A new
-                # leader may take a moment until it knows what is committed.
+                # The range is committed, so the broker sends its chunks immediately if it still has them. Only a new
+                # leader may take a moment until it knows which chunks are committed.
                 chunk = connection.next_chunk(subscription, connection.timeout)
                 if chunk is None:
                     self._check_silence(connection)
@@ -107,10 +107,10 @@ class _LogReader:
                 self.position = chunk.end
 
     def _check_silence(self, connection: StreamConnection) -> None:
-        """Find out why the broker sent nothing: the messages are lost only if they are outside its offsets.
+        """Find out why the broker sent nothing. Messages are lost only if they are outside the offsets of the stream.
 
         Raises:
-            ConnectionLostError: the stream has the messages, so that the broker or the network is slow.
+            ConnectionLostError: the stream has the messages, so the broker or the network is slow.
         """
         stream, wanted = self._wanted.stream, self._wanted
         first, end = first_offset(connection, stream), end_offset(connection, stream)
