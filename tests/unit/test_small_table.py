@@ -162,6 +162,14 @@ def test_a_parquet_file_that_is_large_in_memory_is_left_to_spark(tmp_path: Path)
     assert read_small(str(path), format=None, options={}, largest=None)[0].num_rows == 200_000
 
 
+def test_a_missing_file_is_not_called_a_pattern(tmp_path: Path) -> None:
+    """With a Hadoop configuration, Spark may find the file in another file system."""
+    with pytest.raises(NeedsSparkError, match=r"none\.csv is not on this machine$"):
+        read_small(str(tmp_path / "none.csv"), format=None, options={})
+    with pytest.raises(NeedsSparkError, match=r"\*\.csv is a pattern$"):
+        read_small(str(tmp_path / "*.csv"), format=None, options={})
+
+
 def test_the_folder_of_a_stream_is_left_to_spark(tmp_path: Path) -> None:
     """Its list of files leaves out those of attempts that failed."""
     (tmp_path / "_spark_metadata").mkdir()

@@ -140,9 +140,10 @@ def spark_name(kind: pa.DataType) -> str:
 def _files(source: str) -> list[Path]:
     """The files of a table: one, or those in a folder without subfolders."""
     path = Path(source)
-    # Commands refuse a missing path before, unless it is a pattern.
-    if is_pattern(source) or not path.exists():
+    if is_pattern(source):
         raise NeedsSparkError(f"{source} is a pattern")
+    if not path.exists():
+        raise NeedsSparkError(f"{source} is not on this machine")
     if path.is_file():
         found = [path]
     else:
