@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, tzinfo
 from functools import cache
 from typing import Any, Final
@@ -98,18 +98,13 @@ def facts_of(
     for row in (*rows, *_undecodable(messages)):
         for name, column in values.items():
             column.append(row.get(name))
-    return pa.RecordBatch.from_arrays([_array(values[one.name], one.type) for one in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.array(values[one.name], one.type) for one in schema], schema=schema)
 
 
 def rows_of(facts: pa.Table, table: str) -> pa.Table:
     """The rows of a table among facts, with the columns of the table."""
     columns = UNDECODABLE_COLUMNS if table == UNDECODABLE else FACTS[table]
     return facts.filter(pc.equal(facts.column(TABLE), table)).select(arrow_schema(columns).names)
-
-
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    # Days are whole numbers here, which Arrow does not convert to dates at once.
-    return pa.array(values, pa.int32()).cast(kind) if kind == pa.date32() else pa.array(values, kind)
 
 
 @cache
