@@ -31,7 +31,7 @@ _PART: Final = re.compile(r"part-([0-9]{5,})\.json")
 
 
 def digest_of(named: Mapping[str, Any]) -> str:
-    """A digest of named values, as 32 hexadecimal digits. A run compares it with that of the ledger to continue.
+    """A digest of named values, as 32 hexadecimal digits: a ledger is continued only if its digest is the same.
 
     Values that are None or empty are left out. So if a later release of bide has a new option, the digests of runs
     without this option do not change, and their ledgers stay valid.
@@ -94,7 +94,7 @@ class Ledger:
     """
 
     def __init__(self, folder: str) -> None:
-        self.folder = folder if "://" in folder else os.path.abspath(folder)  # noqa: PTH100 (resolve() follows links)
+        self.folder = folder if "://" in folder else os.path.abspath(folder)  # noqa: PTH100 (no link is followed)
         try:
             self._files, self._root = fs.FileSystem.from_uri(self.folder)
         except (pa.ArrowInvalid, OSError) as error:

@@ -322,7 +322,7 @@ def _csv(files: list[Path]) -> pa.Table:
 
 
 def _cells(file: Path, line: str) -> list[str | None]:
-    """The cells of a line. An empty cell is null, even if it is in quotation metadata."""
+    """The cells of a line. An empty cell is null, even if it is in quotation marks."""
     if "\\" in line:
         raise NeedsSparkError(f"{file} has a backslash, which is an escape character for Spark")
     if '"' not in line:

@@ -20,7 +20,7 @@ def document(wide: Drawing, narrow: Drawing | None = None, *, name: str) -> str:
     Args:
         wide: the drawing.
         narrow: the drawing for a phone; None to show *wide* there too. Both need the same aspect ratio, because a
-            browser reserves space for the one of *wide*.
+            browser uses the aspect ratio of *wide* for both.
         name: an id of letters and dashes.
     """
     width, height = _number(wide.width), _number(wide.height)
