@@ -51,7 +51,7 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--size-column", metavar="COLUMN", help="Column of body sizes in bytes. [default: --size]")
 @click.option("--count-column", metavar="COLUMN", help="Column of the number of messages per row. [default: 1]")
 @click.option("--grain", metavar="DELAY", default="10ms", show_default=True,
-              help="Step to round sending times down to; coarser is faster.")  # fmt: skip
+              help="Step to round times of sending down to; coarser is faster.")  # fmt: skip
 @click.option("--rate", metavar="RATE", help="Message rate, as 5000/s or 1e9/d. Needs --delay.")
 @click.option("--delay", "delays", multiple=True, metavar="DELAY[=WEIGHT]",
               help="Delay with --rate, as 5m or 1h..2h. Repeatable.")  # fmt: skip
