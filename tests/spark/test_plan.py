@@ -284,7 +284,7 @@ def test_the_command_plans_flows_and_writes_tables(
     (tmp_path / "table.csv").touch()
     for wrong, expected in (
         (["--rate", "5/s"], "--rate and --delay go together"),
-        ([], "give the workload"),
+        ([], "give one workload"),
         (["--rate", "5/fortnight", "--delay", "1s"], "the rate '5/fortnight' is invalid"),
         (["--flows", __file__], "cannot be read"),
         # Reported before Spark starts, which would report an unknown time zone.

@@ -162,11 +162,19 @@ def test_a_parquet_file_that_is_large_in_memory_is_left_to_spark(tmp_path: Path)
     assert read_small(str(path), format=None, options={}, largest=None)[0].num_rows == 200_000
 
 
+def test_a_missing_file_is_not_called_a_pattern(tmp_path: Path) -> None:
+    """With a Hadoop configuration, Spark may find the file in another file system."""
+    with pytest.raises(NeedsSparkError, match=r"none\.csv is not on this machine$"):
+        read_small(str(tmp_path / "none.csv"), format=None, options={})
+    with pytest.raises(NeedsSparkError, match=r"\*\.csv is a pattern$"):
+        read_small(str(tmp_path / "*.csv"), format=None, options={})
+
+
 def test_the_folder_of_a_stream_is_left_to_spark(tmp_path: Path) -> None:
     """Its list of files leaves out those of attempts that failed."""
     (tmp_path / "_spark_metadata").mkdir()
     (tmp_path / "a.csv").write_text("a\n1")
-    with pytest.raises(NeedsSparkError, match="was written by a stream of Spark"):
+    with pytest.raises(NeedsSparkError, match="was written by a streaming query, whose log"):
         read_small(str(tmp_path), format="csv", options={})
 
 
@@ -215,7 +223,7 @@ def test_values_that_only_spark_can_convert_are_left_to_spark(
 def test_a_time_whose_offset_is_uncertain_is_left_to_spark(year: int, columns: dict[str, tuple[str]]) -> None:
     """In 1900, the offset of Amsterdam had seconds, which Python writes and Java does not."""
     column = pa.array([datetime(year, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))
-    with pytest.raises(NeedsSparkError, match="'a' has times before 1972 or in 9999 in another zone than UTC"):
+    with pytest.raises(NeedsSparkError, match="'a' has times before 1972 or in 9999 in a zone other than UTC"):
         made(column, "Europe/Amsterdam", delay_column="wait", **columns)  # type: ignore[arg-type]  # fields by name
     found = made(column, delay_column="wait").columns["value"].to_pylist()
     assert found == [f'{{"a":"{year:04}-01-01T00:00:00.000Z"}}']

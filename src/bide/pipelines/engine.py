@@ -9,9 +9,10 @@ from dataclasses import dataclass
 
 
 class NeedsSparkError(NotImplementedError):
-    """Only Spark can run this. The text is the reason, such as ``the column 'price' is decimal(10,2)``.
+    """This process cannot do the work, and Spark can.
 
-    Commands start Spark then, or report the reason.
+    The text is the reason, such as ``the column 'price' is decimal(10,2)``. Commands catch this error, and either start
+    Spark or report the reason.
     """
 
 
@@ -20,8 +21,8 @@ class Engine:
     """The engine that runs a command, and why.
 
     Attributes:
-        is_spark: whether it is Spark.
-        reason: the reason, to follow "because".
+        is_spark: whether the engine is Spark; otherwise it is this process.
+        reason: why this engine was chosen, worded to follow "because".
     """
 
     is_spark: bool

@@ -2,7 +2,7 @@
 
 On a local file system, or a network file system with locks, the kernel holds the lock and releases it when the process
 ends, even if it is killed. In an object store, a file names the process that holds the lock. If that process ran on
-this machine and has ended, the lock is taken over; otherwise a human has to delete the file.
+this machine and has ended, the next run takes the lock over; otherwise you have to delete the file.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class LockHolder:
     """The process that holds a lock.
 
     Attributes:
-        host: the name of its machine.
-        pid: its process id.
-        since: when it took the lock.
+        host: the host name of the machine of the process.
+        pid: the process id.
+        since: when the process took the lock, in ISO 8601.
         token: a random text that is unique to this lock.
     """
 
@@ -50,7 +50,7 @@ class LockHolder:
 
     @classmethod
     def read(cls, text: bytes) -> LockHolder | None:
-        """Parse the contents of a lock file; None if the file does not name a process yet."""
+        """Parse the contents of a lock file; None if the contents do not name a process."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError):
@@ -58,7 +58,7 @@ class LockHolder:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process is known to have ended."""
+        """Whether the process ran on this machine and has ended."""
         if self.host != socket.gethostname():
             return False
         try:
@@ -79,12 +79,14 @@ class LockHolder:
 
 @contextmanager
 def hold(files: Any, root: str, *, what: str) -> Iterator[None]:
-    """Hold the lock of a folder, which is created if it is missing. The lock of a dead process is taken over.
+    """Hold the lock of a folder, which is created if it is missing.
+
+    The lock of a process that has ended is taken over. In an object store, that process must have run on this machine.
 
     Args:
-        files: Arrow's file system.
-        root: the path of the folder there.
-        what: the folder in the words of the user, for errors.
+        files: the Arrow file system of the folder.
+        root: the path of the folder in that file system.
+        what: the words for the folder in errors, such as ``the ledger s3://data/november``.
 
     Raises:
         FolderInUseError: another process holds the lock.
@@ -94,7 +96,7 @@ def hold(files: Any, root: str, *, what: str) -> Iterator[None]:
     try:
         files.create_dir(root, recursive=True)
     except OSError as error:
-        raise _unusable(what, error) from error
+        raise _unusable_error(what, error) from error
     if isinstance(files, fs.LocalFileSystem):
         with _kernel_lock(path, what):
             yield
@@ -109,13 +111,13 @@ def _kernel_lock(path: str, what: str) -> Iterator[None]:
     try:
         file = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise _unusable(what, error) from error
+        raise _unusable_error(what, error) from error
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             other = LockHolder.read(os.pread(file, 10_000, 0))
-            raise _in_use(what, other, "wait until that process has ended, or stop it") from error
+            raise _in_use_error(what, other, "wait until that process has ended, or stop it") from error
         os.ftruncate(file, 0)
         os.pwrite(file, LockHolder.here().to_json(), 0)
         yield
@@ -129,13 +131,13 @@ def _file_lock(files: Any, path: str, what: str) -> Iterator[None]:
     way_out = f"wait until that process has ended; if it has, delete {LOCK} in that folder"
     other = _holder(files, path)
     if other is not None and not other.has_ended:
-        raise _in_use(what, other, way_out)
+        raise _in_use_error(what, other, way_out)
     with files.open_output_stream(path) as file:
         file.write(own.to_json())
     try:
         # If two processes write at the same time, the second one to write has the lock.
         if (other := _holder(files, path)) != own:
-            raise _in_use(what, other, way_out)
+            raise _in_use_error(what, other, way_out)
         yield
     finally:
         if _holder(files, path) == own:
@@ -151,10 +153,10 @@ def _holder(files: Any, path: str) -> LockHolder | None:
         return None
 
 
-def _unusable(what: str, error: OSError) -> InvalidInputError:
+def _unusable_error(what: str, error: OSError) -> InvalidInputError:
     return InvalidInputError(f"{what} cannot be used: {error}; name another folder")
 
 
-def _in_use(what: str, other: LockHolder | None, way_out: str) -> FolderInUseError:
+def _in_use_error(what: str, other: LockHolder | None, way_out: str) -> FolderInUseError:
     holder = "another process" if other is None else str(other)
     return FolderInUseError(f"{what} is in use by {holder}: {way_out}, or name another folder")

@@ -15,14 +15,15 @@ from typing import Final
 from bide.errors import InvalidInputError
 
 FORMATS: Final = ("parquet", "csv", "json", "orc", "table")
-_SUFFIXES: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
+_FORMAT_BY_SUFFIX: Final = {"jsonl": "json", "ndjson": "json", "gz": "", "zst": "", "bz2": ""}
+"""The format of each suffix that is not a format itself; empty for a compression, where the suffix before it counts."""
 _PATTERN: Final = re.compile(r"[*?\[{]")
-_SPECIAL: Final = re.compile(r"[]\\[{}*?]")
-# Hadoop reads a text before a colon as a scheme, and writes file:/data and hdfs:/data with one slash.
+_PATTERN_CHARACTERS: Final = re.compile(r"[]\\[{}*?]")
+# Hadoop reads a text before a colon as a scheme, and also accepts one slash after it, as in file:/data and hdfs:/data.
 _SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
-_DEFAULT_FILES: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
-_CONFIGURATIONS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
-"""Environment variables of folders in which Spark looks for configuration files, which may set the same."""
+_DEFAULT_FILE_SYSTEM: Final = ("spark.hadoop.fs.defaultFS", "spark.hadoop.fs.default.name")
+_CONFIGURATION_FOLDERS: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME")
+"""Environment variables that name folders of configuration files, which may set the default file system too."""
 
 
 def guess_format(source: str) -> str:
@@ -32,13 +33,13 @@ def guess_format(source: str) -> str:
         InvalidInputError: the suffix is not that of a known format.
     """
     for suffix in reversed(PurePosixPath(source).suffixes):
-        kind = _SUFFIXES.get(suffix[1:].lower(), suffix[1:].lower())
+        kind = _FORMAT_BY_SUFFIX.get(suffix[1:].lower(), suffix[1:].lower())
         if kind in FORMATS:
             return kind
         if kind:
             break
     raise InvalidInputError(
-        f"the name {source!r} does not have the suffix of a known format: give one of {', '.join(FORMATS)}"
+        f"the name {source!r} does not have the suffix of a known format: give the format, one of {', '.join(FORMATS)}"
     )
 
 
@@ -48,18 +49,18 @@ def is_uri(source: str) -> bool:
 
 
 def for_spark(folder: str, *parts: str) -> str:
-    """The URI of a folder, or of a path in it, under which Spark finds the same files as Arrow.
+    """The URI by which Spark finds the same folder, or path in the folder, as Arrow.
 
-    Spark looks up a path without a scheme in its default file system, which may be that of a cluster. Arrow looks it up
-    on this machine.
+    Spark looks up a path without a scheme in its default file system, which may be that of a cluster. Arrow looks up
+    the same path on this machine.
     """
     uri = folder if "://" in folder else f"file://{Path(folder).absolute()}"
     return "/".join((uri.rstrip("/"), *parts))
 
 
 def to_read(place: str) -> str:
-    """Escape a path for reading: Spark writes to a path literally, but reads ``[eu]`` in it as a pattern."""
-    return _SPECIAL.sub(r"\\\g<0>", place)
+    """Escape a path for Spark's readers, which take ``[eu]`` in a path as a pattern; its writers take it literally."""
+    return _PATTERN_CHARACTERS.sub(r"\\\g<0>", place)
 
 
 def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None:
@@ -81,7 +82,7 @@ def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None
     except (FileNotFoundError, NotADirectoryError) as error:
         raise InvalidInputError(f"{source} does not exist: name a file or a folder of {kind} files") from error
     except OSError:
-        # For example a parent folder without permission: Spark reports the error, if it is one for Spark too.
+        # A parent folder without permission, for example. Spark may have the permission, or else reports the error.
         return
 
 
@@ -107,12 +108,13 @@ def refuse_unwritable(option: str, place: str, *, is_here: bool) -> None:
         except OSError:
             return
         if not stat.S_ISDIR(found.st_mode) or not os.access(one, os.W_OK | os.X_OK):
-            raise InvalidInputError(f"{option} {place} cannot be used: {one} is not a writable folder; name another")
+            reason = f"{one} is not a writable folder"
+            raise InvalidInputError(f"{option} {place} cannot be used: {reason}; name another folder")
         return
 
 
 def is_pattern(source: str) -> bool:
-    """Whether a path is a pattern of Spark, which can match several files."""
+    """Whether Spark reads a path as a pattern, which can match several files."""
     return _PATTERN.search(source) is not None
 
 
@@ -122,14 +124,14 @@ def is_hidden(name: str) -> bool:
 
 
 def runs_here(master: str | None) -> bool:
-    """Whether a session with this master runs on this machine alone, as far as known before the start."""
+    """Whether a session with this master runs on this machine alone, as far as is known before the session starts."""
     return master.startswith("local") if master is not None else not is_submitted()
 
 
 def reads_here(master: str | None, configuration: Mapping[str, str]) -> bool:
     """Whether a session with these arguments certainly looks up a path without a scheme on this machine."""
-    configured = any(name in configuration for name in _DEFAULT_FILES)
-    return runs_here(master) and not configured and not any(os.environ.get(name) for name in _CONFIGURATIONS)
+    configured = any(name in configuration for name in _DEFAULT_FILE_SYSTEM)
+    return runs_here(master) and not configured and not any(os.environ.get(name) for name in _CONFIGURATION_FOLDERS)
 
 
 def is_submitted() -> bool:

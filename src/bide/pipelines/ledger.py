@@ -1,6 +1,7 @@
 """Ledger of a pipeline: a folder with a small file for each finished part of the input.
 
-Each file is moved to its name when it is complete, so that after a crash each part is either finished or not.
+Each file is written under a temporary name and renamed when it is complete. So after a crash, each part is either
+finished or not.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ _PART: Final = re.compile(r"part-([0-9]{5,})\.json")
 
 
 def digest_of(named: Mapping[str, Any]) -> str:
-    """A digest of named values, as 32 hexadecimal digits, to recognize what a ledger was begun with.
+    """A digest of named values, as 32 hexadecimal digits: a ledger is continued only if its digest is the same.
 
-    Values that are None or empty are left out. So a new option in a later release of bide does not change the digests
-    of users who do not set it, and their ledgers stay valid.
+    Values that are None or empty are left out. So if a later release of bide has a new option, the digests of runs
+    without this option do not change, and their ledgers stay valid.
     """
     values = {name: value for name, value in named.items() if value}
     return hashlib.sha256(json.dumps(values, sort_keys=True, default=str).encode()).hexdigest()[:32]
@@ -48,8 +49,8 @@ class Head:
         broker: hosts, ports and virtual host of the broker.
         rows: the number of rows of the input.
         checksum: a checksum over all rows, which does not depend on their order.
-        parts: the number of parts; the contents of a row decide its part.
-        past: what is done with overdue rows: ``send``, ``drop`` or ``reject``.
+        parts: the number of parts; the contents of a row decide to which part the row belongs.
+        past: what the runs do with overdue rows: ``send``, ``drop`` or ``reject``.
     """
 
     plan: str
@@ -83,7 +84,7 @@ class Part:
 
 
 class Ledger:
-    """A ledger in a folder, which is created by the first write.
+    """A ledger in a folder. The first write or lock creates the folder.
 
     Args:
         folder: a path, or a URI that Arrow supports, which the driver and all tasks can access.
@@ -103,7 +104,7 @@ class Ledger:
         return type(self), (self.folder,)
 
     def lock(self) -> AbstractContextManager[None]:
-        """Lock the ledger against other runs. The lock of a dead process is taken over.
+        """Lock the ledger against other runs, with :func:`bide.pipelines.folder_lock.hold`.
 
         Raises:
             FolderInUseError: on entering the context, if another run holds the lock.
@@ -137,13 +138,13 @@ class Ledger:
         """Write the head.
 
         Args:
-            at: when the first run began; None for now.
+            at: the time when the first run began; None for the current time.
         """
         begun = (at or datetime.now(UTC)).isoformat(timespec="microseconds")
         self._write(_HEAD, {"version": VERSION, "begun": begun, **asdict(head)})
 
     def begun(self) -> datetime | None:
-        """When the first run began; None for a new ledger.
+        """Read when the first run began; None for a new ledger.
 
         Raises:
             InvalidInputError: the ledger cannot be read.

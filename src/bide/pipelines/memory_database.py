@@ -1,4 +1,4 @@
-"""Database of DuckDB in memory."""
+"""In-memory DuckDB database."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import duckdb
 
 @contextmanager
 def memory_database() -> Iterator[duckdb.DuckDBPyConnection]:
-    """A connection to a database in memory, which moves what does not fit into a temporary folder.
+    """Open an in-memory database. DuckDB writes data that exceeds its memory limit to a temporary folder.
 
     Raises:
         KeyboardInterrupt: a signal interrupted a query.
     """
-    # By default, the folder would be .tmp in the current one, and would remain.
+    # By default, DuckDB writes to .tmp in the current folder, and leaves that folder behind.
     with (
         TemporaryDirectory(prefix="bide-") as folder,
         duckdb.connect(":memory:", config={"temp_directory": folder}) as connection,
@@ -24,7 +24,7 @@ def memory_database() -> Iterator[duckdb.DuckDBPyConnection]:
         try:
             yield connection
         except RuntimeError as error:
-            # DuckDB replaces the KeyboardInterrupt of Python.
+            # DuckDB raises this RuntimeError instead of KeyboardInterrupt.
             if str(error) == "Query interrupted":
                 raise KeyboardInterrupt from error
             raise

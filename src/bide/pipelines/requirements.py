@@ -32,14 +32,14 @@ def missing() -> str | None:
 
 
 def missing_packages() -> str | None:
-    """Why Spark cannot start, as :func:`missing`, without the check of Java, which takes longer."""
+    """The same as :func:`missing`, but without the check of Java, which takes longer."""
     if any(find_spec(name) is None for name in _PACKAGES):
         return NO_SPARK
     return None
 
 
 def java_release() -> int | None:
-    """The release of the Java that Spark would start, from JAVA_HOME or else from PATH; None without a Java."""
+    """The release of Java that Spark would start, from JAVA_HOME or else from PATH; None if there is none."""
     home = os.environ.get("JAVA_HOME")
     program = str(Path(home, "bin", "java")) if home else shutil.which("java")
     if program is None:
@@ -54,6 +54,6 @@ def java_release() -> int | None:
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    # macOS without Java has a program of this name that only prints an error.
+    # macOS without Java has a program named java that only prints an error.
     found = _SPECIFICATION.search(result.stderr)
     return int(found[1]) if found else None

@@ -11,7 +11,10 @@ _Result = TypeVar("_Result")
 
 
 def wait_for(work: Coroutine[Any, Any, _Result]) -> _Result:
-    """Run a coroutine and return its result. If this thread runs a loop, as in a notebook, use another thread."""
+    """Run a coroutine and return its result.
+
+    If this thread already runs an event loop, as in a notebook, the coroutine runs in another thread.
+    """
     try:
         asyncio.get_running_loop()
     except RuntimeError:

@@ -1,4 +1,4 @@
-"""Spark session of the command line's pipelines, with its input tables and its errors."""
+"""Spark session of ``bide pipeline``: its start, input tables and errors."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-_CONNECT: Final = "sc://"
+_CONNECT_SCHEME: Final = "sc://"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 NO_WORKER: Final = "Python worker failed to connect back"
 """Spark's error for a Python process that did not connect within ten seconds, a limit that cannot be configured.
 
-Either the process could not start because a module is missing, or it has not started yet because all cores are busy.
+Either the process could not start because a module is missing, or it is still starting because all cores are busy.
 """
-# Errors when Python lacks a package. Files sent with the job are not found by the process that plans a streaming read.
-_NO_PYTHON: Final = ("No module named 'bide'", NO_WORKER)
+# Errors if Python lacks a package. One process, which plans a streaming read, does not get the files sent with the job.
+_PACKAGE_MISSING: Final = ("No module named 'bide'", NO_WORKER)
 _UNANSWERED: Final = re.compile(r"An error occurred while calling \S+")
-_OURS: Final = re.compile(
+_BIDE_ERROR: Final = re.compile(
     r"^(?:[\w.]*: )?(?:bide\.errors\.)(\w+): (.+?)(?=\n\s*\n|\n[ \t]*at |\n\s*SQLSTATE|\Z)", re.M | re.S
 )
 
@@ -52,9 +52,9 @@ def session(
 
     Args:
         master: the master, or ``sc://...`` for Spark Connect; None for that of ``spark-submit``, or all cores of this
-            machine. On other machines, bide is sent to the executors.
+            machine. If the session may use other machines, bide is sent to the executors.
         name: the name of the application.
-        configuration: the configuration of Spark, which overrides the settings of this function.
+        configuration: Spark configuration properties, which override those that this function sets.
         time_zone: the time zone of timestamps without an offset.
         quiet: suppress the output of Spark and its JVM.
 
@@ -69,10 +69,10 @@ def session(
     except ImportError as error:
         raise InvalidInputError(NO_SPARK) from error
     builder = SparkSession.builder
-    if master is not None and master.startswith(_CONNECT):
+    if master is not None and master.startswith(_CONNECT_SCHEME):
         builder = builder.remote(master)
     else:
-        # Workers with another Python would lack bide and PyArrow.
+        # Without this, workers may run another Python, which lacks bide and PyArrow.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
         builder = builder.appName(name).config("spark.ui.enabled", "false")
         builder = builder.config("spark.ui.showConsoleProgress", "false")
@@ -129,11 +129,12 @@ def parallelism(spark: SparkSession) -> int:
 
 @contextmanager
 def _interrupts_held() -> Iterator[list[int]]:
-    """Delay a Ctrl-C until the end of the block, and return it in the list; a second Ctrl-C is not delayed.
+    """Hold back a Ctrl-C during the block. The list gets its signal number, which the caller raises after the block.
 
-    If PySpark is interrupted while its JVM starts, it deletes the folder to which the JVM writes its port, and the JVM
-    never ends. The previous handler is restored at the end, because that of PySpark would call the JVM over a
-    connection that may be waiting for a response.
+    A second Ctrl-C raises KeyboardInterrupt immediately. The reason for the delay: if PySpark is interrupted while its
+    JVM starts, it deletes the folder to which the JVM writes its port, and the JVM never ends. At the end of the block,
+    the previous handler is restored, which replaces PySpark's own. PySpark's handler would call the JVM over a
+    connection that may still wait for a response.
     """
     held: list[int] = []
     if threading.current_thread() is not threading.main_thread():
@@ -155,7 +156,7 @@ def _interrupts_held() -> Iterator[list[int]]:
 
 
 def _set_time_zone(spark: SparkSession, zone: str) -> None:
-    """Set the time zone of a running session: a session started with an unknown zone fails without a clear error."""
+    """Set the time zone after the start: a session that is started with an unknown zone fails without a clear error."""
     from pyspark.errors import IllegalArgumentException
 
     try:
@@ -169,14 +170,14 @@ def _set_time_zone(spark: SparkSession, zone: str) -> None:
 def _stop(spark: SparkSession) -> None:
     """Stop a session whose caller may have been interrupted in the middle of a call to the JVM.
 
-    On the connection of that call, its response would be read as that of the next call. So another thread stops the
-    session, over a connection of its own.
+    The response to that call may still arrive on its connection, and the next call would take it for its own response.
+    So another thread stops the session, because each thread has its own connection.
     """
 
     def stop() -> None:
         try:
             with warnings.catch_warnings():
-                # PySpark warns if the JVM has ended, which the failed call has already reported.
+                # PySpark warns if the JVM has ended, but the failed call has already reported that.
                 warnings.simplefilter("ignore", RuntimeWarning)
                 spark.stop()
         except Exception:
@@ -189,7 +190,7 @@ def _stop(spark: SparkSession) -> None:
 
 @contextmanager
 def _stderr_captured() -> Iterator[None]:
-    """Capture standard error, also of processes that the block starts, and print it only if the block fails."""
+    """Capture standard error, also that of processes that the block starts, and print it only if the block fails."""
     sys.stderr.flush()
     original = os.dup(2)
     try:
@@ -234,8 +235,8 @@ def spark_errors(*, sending: bool = False) -> Iterator[None]:
     """Translate an error of a Spark task or of the driver into an error of bide, in one sentence.
 
     Args:
-        sending: whether the tasks send messages. Then others may have sent some when one fails, so an error that
-            promises that nothing was sent (InvalidInputError) becomes a plain :class:`bide.errors.BideError`.
+        sending: whether the tasks send messages. If one task fails, other tasks may have sent messages. Therefore
+            InvalidInputError, which promises that nothing was sent, becomes a plain :class:`bide.errors.BideError`.
 
     Raises:
         BideError: of the original class, if the task raised an error of bide.
@@ -248,7 +249,7 @@ def spark_errors(*, sending: bool = False) -> Iterator[None]:
         except PySparkException as error:
             raise _translate(str(error), sending=sending) from error
         except Exception as error:
-            # Errors of the JVM itself have a class of py4j, which may not be imported before PySpark is.
+            # Errors of the JVM have a class of py4j. It is compared by name, because Spark Connect works without py4j.
             if type(error).__name__ != "Py4JJavaError":
                 raise
             raise _translate(str(error).partition("\n: ")[2], sending=sending) from error
@@ -270,17 +271,17 @@ def _java_errors() -> Iterator[None]:
 
 def _means_java_ended(error: Exception) -> bool:
     if isinstance(error, ConnectionError | EOFError):
-        # Only errors of the connections to the JVM, which the modules in the traceback identify.
+        # Other connections can fail too. For one to the JVM, the traceback has a module of py4j or PySpark.
         modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
         return any(name.startswith(("py4j.", "pyspark.")) for name in modules)
     kind = type(error).__name__
-    # An error that the JVM returned has a Java stack trace; one without means that the JVM did not respond.
+    # If the JVM returned the error, its text has a Java stack trace. Otherwise the JVM did not respond.
     return kind == "Py4JNetworkError" or (kind == "Py4JError" and bool(_UNANSWERED.fullmatch(str(error))))
 
 
 def _translate(text: str, *, sending: bool = False) -> BideError:
-    found = _OURS.search(text)
-    if found is None and any(sign in text for sign in _NO_PYTHON):
+    found = _BIDE_ERROR.search(text)
+    if found is None and any(sign in text for sign in _PACKAGE_MISSING):
         late = " (or did not start within ten seconds, because all cores are busy)" if NO_WORKER in text else ""
         return BideError(
             f"a Python process of Spark lacks a package{late}: install bide[spark] in the Python that Spark uses; for "
@@ -301,7 +302,7 @@ def _translate(text: str, *, sending: bool = False) -> BideError:
 def _reason(text: str) -> str:
     """One line of an error: the last line of a Python traceback, or else the first line."""
     lines = text.strip().splitlines()
-    # The last traceback is the innermost one; those before it are of the functions that Spark called.
+    # The last traceback is the innermost one, with the cause; earlier ones are of functions that Spark called.
     starts = [place for place, line in enumerate(lines) if line.rstrip().endswith(_TRACEBACK)]
     for line in lines[starts[-1] + 1 :] if starts else ():
         if line.strip() and not line[0].isspace():

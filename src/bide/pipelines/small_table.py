@@ -1,8 +1,8 @@
 """Small tables, read in this process as Spark would read them.
 
-CSV, JSON lines and Parquet are read only as far as the result is certainly that of Spark with its default options.
-Anything else raises :class:`~bide.pipelines.engine.NeedsSparkError`: an unusual quotation mark, a type that Arrow and
-Spark read differently, a name that Spark would change.
+This module reads CSV, JSON lines and Parquet only where the result is certain to be the same as with Spark and its
+default options. Anything else raises :class:`~bide.pipelines.engine.NeedsSparkError`: an unusual quotation mark, a type
+that Arrow and Spark read differently, a name that Spark would change.
 """
 
 from __future__ import annotations
@@ -30,18 +30,19 @@ _SEPARATOR: Final = ","
 _CELL: Final = re.compile(r'"[^"]*"|[^",]*')
 _LINE: Final = re.compile(r'(?:"[^"]*"|[^",]*)(?:,(?:"[^"]*"|[^",]*))*')
 _LONG: Final = 1 << 63
-"""The first number above those of a bigint."""
+"""The smallest number that is too large for a bigint."""
 
 _EXACT: Final = 1 << 53
-"""Whole numbers below this are exact in double precision."""
+"""Whole numbers below this have an exact value in double precision."""
 
-_BLANK: Final = "".join(map(chr, range(33)))
-"""What Java trims."""
-_SPARK_ROWS: Final = b"org.apache.spark.sql.parquet.row.metadata"
+_BLANKS: Final = "".join(map(chr, range(33)))
+"""The characters that Java's ``String.trim`` removes."""
+
+_SPARK_SCHEMA: Final = b"org.apache.spark.sql.parquet.row.metadata"
 _SPARK_VERSION: Final = b"org.apache.spark.version"
 _SPARK_RELEASES: Final = re.compile(rb"4\.")
 _TIMESTAMP: Final = pa.timestamp("us", "UTC")
-_SPARK_MARKS: Final = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
+_LEGACY_CALENDAR: Final = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _SPARK_TYPES: Final = re.compile(
     r"string|byte|short|integer|long|boolean|double|timestamp|timestamp_ntz|date|binary|decimal\(\d+,\d+\)"
 )
@@ -50,15 +51,15 @@ _CORRUPT: Final = "_corrupt_record"
 """The column in which Spark puts lines of CSV and JSON that it cannot read."""
 
 _CELL_BYTES: Final = 10
-"""Bytes for a cell of Parquet, of which a repeated one takes almost none in the file."""
+"""Estimated bytes of a Parquet cell in memory. In the file, a repeated value takes almost no space."""
 
 _GROWTH: Final = 2
-"""Bytes in memory for each byte of the largest size: the columns of an audit take more than in a file."""
+"""Bytes in memory that are allowed for each byte of the largest size, because columns of an audit grow in memory."""
 
 _BATCH: Final = 8192
-"""Rows that are read at once, while their size is counted."""
+"""Rows that are read at a time. The size is checked after each batch."""
 
-_WHOLE: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
+_INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
 def read_small(
@@ -66,9 +67,9 @@ def read_small(
 ) -> tuple[pa.Table, str]:
     """Read a table, and describe its size.
 
-    The columns have these types of Arrow, and are what Spark calls by the second name: string, int8 (tinyint), int16
-    (smallint), int32 (int), int64 (bigint), bool (boolean), float64 (double), timestamp in microseconds with the zone
-    UTC (timestamp) or without a zone (timestamp_ntz), date32 (date), binary, decimal128 (decimal).
+    The columns have these Arrow types (with Spark's name in parentheses): string, int8 (tinyint), int16 (smallint),
+    int32 (int), int64 (bigint), bool (boolean), float64 (double), timestamp in microseconds with the zone UTC
+    (timestamp) or without a zone (timestamp_ntz), date32 (date), binary, decimal128 (decimal).
 
     Args:
         format: the format; None to guess it from the name.
@@ -106,11 +107,12 @@ def read_columns(
     """Read some columns of Parquet files, with the types of :func:`read_small`.
 
     Args:
-        columns: the names of the columns; those that no file has are left out.
-        largest: the largest size of the columns in memory, in bytes; None for any size.
+        columns: the names of the columns; names that no file has are ignored.
+        largest: the largest uncompressed size of the columns, in bytes; None for any size. In memory, they may take
+            twice as much.
 
     Returns:
-        The table, and how many bytes are left of the largest size.
+        The table, and how many bytes of *largest* are left; None for any size.
 
     Raises:
         InvalidInputError: a file is incomplete, or was removed.
@@ -138,17 +140,18 @@ def spark_name(kind: pa.DataType) -> str:
 
 
 def _files(source: str) -> list[Path]:
-    """The files of a table: one, or those in a folder without subfolders."""
+    """The files of a table: a single file, or the files in a folder without subfolders."""
     path = Path(source)
-    # Commands refuse a missing path before, unless it is a pattern.
-    if is_pattern(source) or not path.exists():
+    if is_pattern(source):
         raise NeedsSparkError(f"{source} is a pattern")
+    if not path.exists():
+        raise NeedsSparkError(f"{source} is not on this machine")
     if path.is_file():
         found = [path]
     else:
         inside = sorted(path.iterdir())
         if any(one.name == "_spark_metadata" for one in inside):
-            raise NeedsSparkError(f"{source} was written by a stream of Spark, which lists the files that count")
+            raise NeedsSparkError(f"{source} was written by a streaming query, whose log lists the valid files")
         # Spark ignores hidden files.
         found = [one for one in inside if not is_hidden(one.name)]
     if not found:
@@ -162,12 +165,12 @@ def _files(source: str) -> list[Path]:
 
 
 def _refuse_large(files: list[Path], largest: int, columns: Collection[str] | None = None) -> int:
-    """Refuse Parquet that is much larger in memory than its files; returns how many bytes are left."""
+    """Refuse Parquet files that are too large uncompressed. Returns how many bytes of the largest size are left."""
     for file in files:
         try:
             found = parquet.read_metadata(file)
         except (pa.ArrowException, OSError):
-            return largest  # Reported when the file is read.
+            return largest  # The error is reported when the file is read.
         places = [
             place for place in range(found.num_columns) if columns is None or found.schema.column(place).path in columns
         ]
@@ -192,22 +195,22 @@ def _parquet(files: list[Path], columns: Collection[str] | None = None, *, most:
     for file in files:
         try:
             whole = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
-            marks = whole.metadata.metadata or {}
-            if any(one in marks for one in _SPARK_MARKS):
-                raise NeedsSparkError(f"{file} has dates of an old calendar")
+            metadata = whole.metadata.metadata or {}
+            if any(one in metadata for one in _LEGACY_CALENDAR):
+                raise NeedsSparkError(f"{file} has dates in the old hybrid calendar")
             names = whole.schema_arrow.names
             if len({name.lower() for name in names}) < len(names):
                 raise NeedsSparkError(f"{file} has columns whose names differ at most in case")
             wanted = [name for name in names if columns is None or name in columns]
-            _refuse_spark_types(file, marks, wanted)
+            _refuse_spark_types(file, metadata, wanted)
             _refuse_logical_types(file, whole.schema, wanted)
             if most is None:
                 table = whole.read(None if columns is None else wanted)
             else:
                 table = _read_within(file, whole, wanted, most)
                 most -= table.nbytes
-            table = pa.table({name: _normal(file, name, table.column(name)) for name in wanted})
-            for name in _int96(file, whole.schema, marks, wanted):
+            table = pa.table({name: _to_spark_type(file, name, table.column(name)) for name in wanted})
+            for name in _int96(file, whole.schema, metadata, wanted):
                 place = wanted.index(name)
                 table = table.set_column(place, name, table.column(place).cast(_TIMESTAMP))
         except (pa.ArrowException, OSError) as error:
@@ -219,7 +222,7 @@ def _parquet(files: list[Path], columns: Collection[str] | None = None, *, most:
 
 
 def _read_within(file: Path, whole: parquet.ParquetFile, names: list[str], most: int) -> pa.Table:
-    """Read columns, and stop if they are too large: repeated texts are small in the file."""
+    """Read columns, and stop when they are too large in memory: a repeated text takes little space in the file."""
     batches: list[pa.RecordBatch] = []
     for batch in whole.iter_batches(_BATCH, columns=names):
         most -= batch.nbytes
@@ -229,11 +232,11 @@ def _read_within(file: Path, whole: parquet.ParquetFile, names: list[str], most:
     return pa.Table.from_batches(batches, pa.schema([whole.schema_arrow.field(name) for name in names]))
 
 
-def _refuse_spark_types(file: Path, marks: Mapping[bytes, bytes], names: Collection[str]) -> None:
-    """Refuse types that Spark notes beside the columns, such as intervals, which Arrow reads as numbers."""
-    if _SPARK_ROWS not in marks:
+def _refuse_spark_types(file: Path, metadata: Mapping[bytes, bytes], names: Collection[str]) -> None:
+    """Refuse types that only the metadata of Spark names, such as intervals, which Arrow would read as numbers."""
+    if _SPARK_SCHEMA not in metadata:
         return
-    for one in json.loads(marks[_SPARK_ROWS])["fields"]:
+    for one in json.loads(metadata[_SPARK_SCHEMA])["fields"]:
         kind = one["type"]
         if one["name"] in names and (not isinstance(kind, str) or not _SPARK_TYPES.fullmatch(kind) or one["metadata"]):
             shown = kind if isinstance(kind, str) else kind["type"]
@@ -241,7 +244,7 @@ def _refuse_spark_types(file: Path, marks: Mapping[bytes, bytes], names: Collect
 
 
 def _refuse_logical_types(file: Path, schema: parquet.ParquetSchema, names: Collection[str]) -> None:
-    """Refuse types such as ENUM, which is text for Spark and bytes for Arrow."""
+    """Refuse types such as ENUM, which Spark reads as text and Arrow as bytes."""
     for number in range(len(schema)):
         column = schema.column(number)
         is_read = column.path in names or column.path.partition(".")[0] in names
@@ -250,19 +253,19 @@ def _refuse_logical_types(file: Path, schema: parquet.ParquetSchema, names: Coll
 
 
 def _int96(
-    file: Path, schema: parquet.ParquetSchema, marks: Mapping[bytes, bytes], names: Collection[str]
+    file: Path, schema: parquet.ParquetSchema, metadata: Mapping[bytes, bytes], names: Collection[str]
 ) -> list[str]:
-    """The columns with the old type of timestamps, which Spark still writes, and reads as times with a zone."""
+    """The columns of the type INT96, an old type of timestamps that Spark still writes, and reads as ``timestamp``."""
     columns = [schema.column(place) for place in range(len(schema))]
     found = [one.path for one in columns if one.physical_type == "INT96" and one.path in names]
-    if found and not _SPARK_RELEASES.match(marks.get(_SPARK_VERSION, b"")):
-        # Old dates may be of the old calendar.
+    if found and not _SPARK_RELEASES.match(metadata.get(_SPARK_VERSION, b"")):
+        # Other writers may use the Julian calendar for dates before 1582.
         raise NeedsSparkError(f"the column {found[0]!r} of {file} is INT96, and not from Spark 4")
     return found
 
 
-def _normal(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column of a Parquet file with the type that it has in Spark."""
+def _to_spark_type(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Convert a column of a Parquet file to the type that the column has in Spark."""
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
@@ -278,7 +281,7 @@ def _normal(file: Path, name: str, column: pa.ChunkedArray) -> pa.ChunkedArray:
         return column.cast(pa.binary())
     if pa.types.is_timestamp(kind) and kind.unit in ("ms", "us"):
         return column.cast(pa.timestamp("us", None if kind.tz is None else "UTC"))
-    if kind in (*_WHOLE, pa.bool_(), pa.float64(), pa.date32()) or pa.types.is_decimal128(kind):
+    if kind in (*_INTEGERS, pa.bool_(), pa.float64(), pa.date32()) or pa.types.is_decimal128(kind):
         return column
     raise NeedsSparkError(f"the column {name!r} of {file} is {kind}")
 
@@ -298,8 +301,8 @@ def _csv(files: list[Path]) -> pa.Table:
     names: list[str] | None = None
     rows: list[list[str | None]] = []
     for file in files:
-        # Spark skips lines of blanks, and the last one after the last line break.
-        lines = [line for line in _lines(file) if line.strip(_BLANK)]
+        # Spark skips blank lines, and the empty text after the last line break.
+        lines = [line for line in _lines(file) if line.strip(_BLANKS)]
         if not lines:
             raise NeedsSparkError(f"{file} is empty")
         header = [one or "" for one in _cells(file, lines[0])]
@@ -319,7 +322,7 @@ def _csv(files: list[Path]) -> pa.Table:
 
 
 def _cells(file: Path, line: str) -> list[str | None]:
-    """The cells of a line; an empty one is null, even in quotation marks."""
+    """The cells of a line. An empty cell is null, even if it is in quotation marks."""
     if "\\" in line:
         raise NeedsSparkError(f"{file} has a backslash, which is an escape character for Spark")
     if '"' not in line:
@@ -345,7 +348,7 @@ def _json(files: list[Path]) -> pa.Table:
         raise NeedsSparkError("the JSON lines have no columns")
     for name in names:
         if not name or not name.isprintable():
-            # Spark leaves out the first; half of a surrogate pair is not UTF-8.
+            # Spark leaves out a column without a name, and a name with half of a surrogate pair is not UTF-8.
             raise NeedsSparkError(f"the JSON lines have a column {name!r}")
     return pa.table({name: _json_column(name, [row.get(name) for row in rows]) for name in names})
 

@@ -16,7 +16,7 @@ from bide.pipelines.small_table import spark_name
 _TIME: Final = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?(Z|[+-](?:0\d|1[0-4]):[0-5]\d)?)?", re.ASCII
 )
-"""The times in text that are read here. Spark reads more; a text without a digit is never a time."""
+"""The forms of times in text that this module reads. Spark reads more forms, all of which have a digit."""
 
 _DIGIT: Final = re.compile(r"\d")
 _FIRST_YEAR: Final = 1972
@@ -30,7 +30,7 @@ def zone_of(name: str) -> tzinfo:
     """The time zone of a session.
 
     Raises:
-        NeedsSparkError: Python may know it by another rule than Java.
+        NeedsSparkError: Python may have other rules for this zone than Java.
     """
     if name == "UTC":
         return UTC
@@ -38,16 +38,17 @@ def zone_of(name: str) -> tzinfo:
         if re.fullmatch(r"[A-Z]\w+/[\w/]+", name):
             return ZoneInfo(name)
     except (KeyError, OSError, ValueError):
-        # Unknown, or without the time zone database.
+        # The zone is unknown, or this machine has no time zone database.
         pass
     raise NeedsSparkError(f"the time zone is {name!r}")
 
 
 def times(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[int | None]:
-    """A column of times in microseconds since the Unix epoch; None for other values.
+    """The values of a column as times in microseconds since the Unix epoch; None for a value that is not a time.
 
     Raises:
-        NeedsSparkError: a value may be a time for Spark.
+        NeedsSparkError: the type of the column is not one of times, or Spark may read a value as a time that this
+            function cannot read.
     """
     kind = column.type
     if kind == pa.timestamp("us", "UTC"):
@@ -58,7 +59,7 @@ def times(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[int | None]:
         found = [None if one is None else _in_zone(name, one, zone) for one in values_of(name, column)]
     elif kind == pa.date32():
         found = [
-            None if one is None else _in_zone(name, datetime(one.year, one.month, one.day), zone)  # noqa: DTZ001 (the zone is set there)
+            None if one is None else _in_zone(name, datetime(one.year, one.month, one.day), zone)  # noqa: DTZ001 (_in_zone sets it)
             for one in values_of(name, column)
         ]
     else:
@@ -88,27 +89,27 @@ def _time_in(name: str, text: str, zone: tzinfo) -> datetime | None:
     plain = f"{day}T{clock or '00:00:00'}.{(fraction or '').ljust(6, '0')}"
     try:
         if clock is not None and clock.startswith("24"):
-            return None  # Python 3.14 accepts it.
+            return None  # Python 3.14 accepts the hour 24, and Spark does not.
         if offset is not None:
             return datetime.fromisoformat(f"{plain}{offset}")
         return _in_zone(name, datetime.fromisoformat(plain), zone)
     except ValueError:
-        # The 30th of February.
+        # For example 30 February, which is null in Spark.
         return None
 
 
 def _in_zone(name: str, time: datetime, zone: tzinfo) -> datetime:
     if zone is not UTC and time.year < _FIRST_YEAR:
-        raise NeedsSparkError(f"the column {name!r} has times before {_FIRST_YEAR} in another zone than UTC")
+        raise NeedsSparkError(f"the column {name!r} has times before {_FIRST_YEAR} in a zone other than UTC")
     return time.replace(tzinfo=zone)
 
 
 def to_zone(name: str, time: datetime, zone: tzinfo) -> datetime:
-    """A time in a zone.
+    """Convert a time to a zone.
 
     Raises:
         NeedsSparkError: Python and Java may convert it differently.
     """
     if zone is not UTC and not _FIRST_YEAR <= time.year < _LAST_YEAR:
-        raise NeedsSparkError(f"the column {name!r} has times before {_FIRST_YEAR} or in 9999 in another zone than UTC")
+        raise NeedsSparkError(f"the column {name!r} has times before {_FIRST_YEAR} or in 9999 in a zone other than UTC")
     return time.astimezone(zone)

@@ -1,4 +1,4 @@
-"""Write of a table by a Python object, one task per partition."""
+"""Writing a Spark table with a Python object, in one task per partition."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 def write(rows: DataFrame, writer: DataSourceArrowWriter) -> None:
-    """Call the writer in a task for each partition; the writer is pickled for the tasks.
+    """Call the writer in a task for each partition. The writer is pickled for the tasks.
 
-    The writer is passed as a data source of its own, because options of a data source are text. (``mapInArrow`` passes
-    objects too, but needs pandas.)
+    A data source is registered for each writer, because an object cannot be passed as an option: options are text.
+    (``mapInArrow`` accepts objects too, but needs pandas.)
 
     Raises:
         PySparkException: a task failed.
@@ -33,7 +33,7 @@ def write(rows: DataFrame, writer: DataSourceArrowWriter) -> None:
 
     session = rows.sparkSession
     session.dataSource.register(Target)
-    # Classic Spark looks up formats in the active session of this thread, which may be another one than that of the
-    # rows. Creating a DataFrame makes the session of the rows active; there is no call for that alone.
+    # Classic Spark looks up formats in the active session of this thread, which may differ from the session of the
+    # rows. Creating a DataFrame makes the session of the rows active; Spark has no other call for that.
     session.createDataFrame([], "nothing int")
     rows.write.format(format_name).mode("append").save()

@@ -1,1 +1,1 @@
-"""Commands of ``bide pipeline``, with a module each, and their output."""
+"""Commands of ``bide pipeline``, with a module for each command, and their output."""

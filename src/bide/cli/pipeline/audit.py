@@ -33,7 +33,7 @@ _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
 @click.option("--into", "place", required=True, metavar="DIR", help="Folder of the tables.")
 @click.option("--once", is_flag=True, help="Run one round and exit. [default: until Ctrl-C]")
 @click.option("--every", metavar="DELAY", default="1m", show_default=True,
-              help="Time from the start of a round to that of the next.")  # fmt: skip
+              help="Interval between the starts of two rounds.")  # fmt: skip
 @click.option("--layout", "layouts", multiple=True, type=click.Choice(_LAYOUTS),
               help="Taps to read. Repeatable. [default: all that exist]")  # fmt: skip
 @click.option("--prefix", metavar="NAME", help="Prefix of all names. [default: bide; none with celery]")
@@ -72,13 +72,13 @@ def audit(
     choice: EngineChoice,
     time_zone: str,
 ) -> None:
-    """Read taps, events of endpoints and the schedule log into Parquet tables, until Ctrl-C or SIGTERM, or --once.
+    """Read taps, events of endpoints and the schedule log into Parquet tables, in rounds until Ctrl-C or SIGTERM.
 
-    DIR gets tables of facts: scheduled, delivered, processed, failed, occurrences (how schedules ended), and
-    undecodable (raw bytes of messages that are not AMQP 1.0); and tables computed from them: messages (one row each),
-    pending, lateness and failures. After an interruption or a crash, the same command continues, and counts nothing
-    twice. Turn on taps with 'bide tap on', and give endpoints a bide.EventStream() to write events. With --once, up to
-    100 MB are audited in this process, more with Spark.
+    DIR gets tables of facts: scheduled, delivered, processed, failed, occurrences (of schedules, with their outcomes),
+    and undecodable (raw bytes of messages that are not AMQP 1.0). Other tables are computed from these facts: messages
+    (with a row for each message), pending, lateness and failures. After an interruption or a crash, the same command
+    continues, and counts no message twice. Turn on taps with 'bide tap on', and give endpoints a bide.EventStream() to
+    write events. With --once, up to 100 MB are audited in this process, more with Spark.
     """
     pause = duration_of("--every", every).total_seconds()
     forced = choice.forced()
@@ -129,7 +129,7 @@ def audit(
                 _print_round(done, folder.place, engine, once=once, as_json=as_json)
             if once:
                 return
-            # Short sleeps, because a signal does not end a sleep.
+            # Short sleeps, because a signal does not end time.sleep.
             while not received and (remaining := began + pause - time.monotonic()) > 0:
                 time.sleep(min(remaining, 0.5))
     raise SystemExit(128 + received[0])
@@ -140,7 +140,7 @@ def _engine_for(sources: Sources, folder: Folder, choice: EngineChoice, *, once:
         from bide.pipelines.audit.size import check_small
 
         if largest is not None and not once:
-            raise NeedsSparkError("rounds without an end may become large")
+            raise NeedsSparkError("without --once, the audit may become large")
         if find_spec("duckdb") is None:
             raise NeedsSparkError("DuckDB is missing")
         return check_small(sources, folder, largest=largest), None
@@ -189,7 +189,7 @@ def _print_round(done: Round, place: str, engine: Engine, *, once: bool, as_json
 def _collect_signals() -> Iterator[list[int]]:
     """Collect SIGINT, SIGTERM and SIGHUP, so that the current round can finish.
 
-    A second signal ends the program immediately, which loses nothing either.
+    A second signal ends the program immediately. No message is lost, because the next run continues after a crash too.
     """
     received: list[int] = []
 

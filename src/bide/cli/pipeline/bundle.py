@@ -18,8 +18,8 @@ def bundle(*, file: Path, as_json: bool) -> None:
     """Write bide as a zip file, for Spark executors without an installation of bide. FILE is bide.zip by default.
 
     Pass the file with 'spark-submit --py-files', with addPyFile or, on Spark Connect, with addArtifacts(pyfile=True).
-    It contains bide, pamqp, and httpx2 with its dependencies; PyArrow and PySpark have to be installed. The commands
-    of 'bide pipeline' send such a file themselves.
+    The file contains bide and its dependencies in pure Python. PyArrow and PySpark have to be installed on the
+    executors. The commands of 'bide pipeline' send such a file themselves.
     """
     from bide.spark.bundle import write_bundle
 

@@ -19,17 +19,17 @@ _Converted = TypeVar("_Converted")
 Wanted = Literal["auto", "local", "spark"]
 WANTED: Final[tuple[Wanted, ...]] = get_args(Wanted)
 ON_A_CLUSTER: Final = "the configuration of Hadoop or Spark may place paths on a cluster"
-"""A reason for Spark."""
+"""The reason for Spark if a path may be in another file system than that of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineChoice:
-    """What the options and the environment of a command say about its engine.
+    """The choice of an engine for a command, by the options and the environment.
 
     Attributes:
-        wanted: the engine that was asked for.
-        master: the master of Spark; None for the default.
-        configuration: the configuration of Spark.
+        wanted: the value of ``--engine``.
+        master: the Spark master; None for the default.
+        configuration: Spark configuration properties.
     """
 
     wanted: Wanted = "auto"
@@ -37,7 +37,7 @@ class EngineChoice:
     configuration: Mapping[str, str]
 
     def forced(self) -> Engine | None:
-        """The engine, if the options or the environment decide without a look at the input.
+        """The engine if the options or the environment decide; None if the input decides.
 
         Raises:
             InvalidInputError: the options contradict each other.
@@ -46,8 +46,8 @@ class EngineChoice:
         if self.wanted == "local":
             if self.master is not None or self.configuration:
                 raise InvalidInputError(
-                    "--engine local does not start Spark, which --master and --spark-conf are for: leave them out, or "
-                    "give --engine spark"
+                    "--engine local does not start Spark, so --master and --spark-conf have no effect: leave them "
+                    "out, or give --engine spark"
                 )
             return Engine(False, "--engine local was given")
         return None if why is None else Engine(True, why)
@@ -75,11 +75,12 @@ class EngineChoice:
         time_zone: str,
         reads_here: bool,
     ) -> tuple[Engine, _Converted | None]:
-        """The engine for a table, and the converted table if that is this process.
+        """The engine for a table, and the converted table if the engine is this process.
 
         Args:
-            source: the table; the arguments are those of :func:`bide.pipelines.session.read`.
-            convert: converts the table of Arrow, with the time zone of its times, or raises :class:`NeedsSparkError`.
+            source: the table; *source*, *format* and *options* are those of :func:`bide.pipelines.session.read`.
+            convert: converts the Arrow table, given the time zone of times without an offset, or raises
+                :class:`NeedsSparkError`.
             time_zone: the name of that time zone.
             reads_here: whether a path refers to this machine.
 
@@ -99,11 +100,11 @@ class EngineChoice:
     def in_process(
         self, work: Callable[[int | None], tuple[str, _Converted]], *, reads_here: bool
     ) -> tuple[Engine, _Converted | None]:
-        """The engine for some work, and its result if that is this process.
+        """The engine for some work, and the result of the work if the engine is this process.
 
         Args:
-            work: takes the largest size of its input in bytes, None for any size. It returns why this process is the
-                engine, and its result, or raises :class:`NeedsSparkError`.
+            work: a function whose argument is the largest size of its input in bytes, or None for any size. It returns
+                the reason for this process and the result, or raises :class:`NeedsSparkError`.
             reads_here: whether a path refers to this machine.
 
         Raises:
@@ -123,7 +124,7 @@ class EngineChoice:
         return forced or Engine(False, why), result
 
     def refuse(self, error: NeedsSparkError) -> Engine:
-        """Spark for an input that this process cannot read.
+        """Choose Spark, for an input that this process cannot read.
 
         Raises:
             InvalidInputError: ``--engine local`` was given.

@@ -1,4 +1,4 @@
-"""``bide pipeline`` and ``bide pipeline schedule``."""
+"""``bide pipeline``, and its command ``schedule``: a message for each row of a table."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ _OUTCOMES = ("sent", "rejected", "dropped")
 
 @click.group()
 def pipeline() -> None:
-    """Run jobs on many messages with Spark, on this machine or, with --master, on a cluster.
+    """Run jobs on many messages: in this process, or with Spark on this machine or, with --master, on a cluster.
 
-    The commands need bide[spark] and Java 17 or later. schedule of a small table and plan of rates run without Spark,
-    and need bide[pipeline].
+    Small inputs of schedule, audit --once, plan and report need no Spark, and neither do plans from rates and most
+    replays of an error queue: bide[pipeline] is enough. Other inputs need bide[spark] and Java 17 or later.
     """
 
 
@@ -70,7 +70,7 @@ def pipeline() -> None:
 @click.option("--key-column", metavar="COLUMN", help="Column of keys, for messages that can be cancelled.")
 @click.option("--type", "kind", metavar="NAME", help="Message type, by which endpoints choose a handler.")
 @click.option("--name", default="", metavar="TEXT", help="Name of the schedule; another name changes message ids.")
-@click.option("--ledger", metavar="DIR", help="Folder for the record of what was sent.")
+@click.option("--ledger", metavar="DIR", help="Record of the sent rows. [default: in ~/.local/state/bide]")
 @click.option("--part-rows", type=click.IntRange(1), default=10_000, show_default=True, metavar="N",
               help="Rows per part of the ledger; more if over 10,000 parts.")  # fmt: skip
 @click.option("--rejects", metavar="DIR", help="Folder for rows that cannot be sent, as Parquet files.")
@@ -104,13 +104,14 @@ def schedule(
 ) -> None:
     """Schedule a message for each row of SOURCE: Parquet, CSV, JSON or ORC files, or a table.
 
-    All rows are checked before the first one is sent, and their number and due times are printed. --dry-run stops
+    All rows are checked before the first message is sent, and their number and due times are printed. --dry-run stops
     there, and does not connect to a broker. Rows that were due more than 5 minutes ago are an error, unless --past is
     given, because their times may be seconds that were read as milliseconds.
 
-    The ledger records what was sent, part by part. After an interruption or a crash, the same command sends the parts
-    that are not in the ledger. A part that was being sent is sent again as a whole, with the same message ids. Without
-    --ledger, the folder is in ~/.local/state/bide/schedule, with a name made of the broker, SOURCE and these options.
+    The ledger records which parts of the rows were sent. After an interruption or a crash, the same command sends the
+    parts that are not in the ledger. A part that was interrupted is sent again as a whole, with the same message ids.
+    Without --ledger, the folder is in ~/.local/state/bide/schedule, and its name depends on the broker, SOURCE and
+    these options.
     """
     refuse_without(pyarrow="PyArrow", numpy="numpy")
     plan = _schedule_plan(settings, **rest)
@@ -121,7 +122,7 @@ def schedule(
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")
     to_write: Ledger | None = None
     if not dry_run:
-        # Before Spark starts and reads a large table, which takes long.
+        # The ledger and the plan are checked before Spark reads a large table, which takes a long time.
         to_write = _open_ledger(ledger or _default_ledger(source, format, plan), plan, is_here=is_here)
         plan.check()
     given = SourceTable(source, format, options, plan, time_zone)
@@ -150,7 +151,7 @@ class _Output:
     started: float
 
     def finish(self, rows: ScheduleRows) -> None:
-        """Check, send and print."""
+        """Check the rows, send them unless it is a dry run, and print the result."""
         now = datetime.now(UTC)
         begun = (None if self.ledger is None else self.ledger.begun()) or now
         with progress("checking the rows"):
@@ -161,7 +162,7 @@ class _Output:
             self._send(rows, found, targets, self.ledger, begun)
 
     def _print_survey(self, rows: ScheduleRows, found: Survey, targets: list[TargetCount]) -> None:
-        """Print what a run would do."""
+        """Print the result of a dry run."""
         from bide.pipelines.schedule.progress import refuse_overdue
         from bide.pipelines.schedule.targets import check_targets
 
@@ -197,7 +198,7 @@ class _Output:
         with _ledger_progress(ledger, found.rows):
             sent = rows.send(ledger, head, queues, begun=begun)
         seconds = time.monotonic() - self.started
-        # Parts that this run did not send count as sent before, even if workers of an earlier run sent them just now.
+        # A part that this run did not send counts as sent before, even if a worker of a killed run has just sent it.
         all_parts = ledger.parts()
         now = {
             **{name: sum(one[name] for one in sent) for name in _OUTCOMES},
@@ -256,11 +257,11 @@ def _schedule_plan(
     if routing_key is not None and exchange is None:
         raise click.UsageError("--routing-key needs --exchange; leave it out with --to and --to-column")
     if allow and to_column is None:
-        raise click.UsageError("--allow needs --to-column: without it all messages have the target that you name")
+        raise click.UsageError("--allow needs --to-column: leave --allow out with --to and --exchange")
     if headers_column is not None and header_columns is not None:
         raise click.UsageError("give either --headers-column for all headers, or --header-columns for single ones")
     if (at_column is None) == (delay_column is None):
-        raise click.UsageError("give when messages are due: either --at-column or --delay-column")
+        raise click.UsageError("give the due times of the messages: either --at-column or --delay-column")
     if body_columns is not None and body_column is not None:
         raise click.UsageError("give either --body-columns for a JSON body, or --body-column for the body itself")
     if past == "reject" and rejects is None:
@@ -333,7 +334,7 @@ def _open_ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
 def _default_ledger(source: str, format: str | None, plan: SchedulePlan) -> str:
     from bide.pipelines.ledger import digest_of
 
-    # A table of the catalog is the same in each working directory.
+    # The name of a catalog table or a URI does not depend on the working directory.
     is_named = is_uri(source) or (format or guess_format(source)) == "table"
     place = source if is_named else os.path.abspath(source)  # noqa: PTH100 (no link is followed)
     key = digest_of({"source": place, "broker": plan.broker, "plan": plan.ledger_digest()})[:16]
@@ -348,5 +349,5 @@ def _column_names(option: str, text: str | None) -> tuple[str, ...]:
     if not names:
         raise click.UsageError(f"{option} {text!r} does not name a column: give names separated by commas")
     if len(set(names)) < len(names):
-        raise click.UsageError(f"{option} {text!r} names a column twice")
+        raise click.UsageError(f"{option} {text!r} names a column twice: name each column once")
     return names

@@ -24,9 +24,13 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 def engine_options(command: _Decorated) -> _Decorated:
     """Add the options of Spark and ``--engine``, for a command that does not always need Spark.
 
-    The command gets ``open_session``, a function that returns a context manager of a Spark session; ``is_here``, which
-    says whether the session runs on this machine alone; ``reads_here``, whether it resolves paths on this machine; and
-    the :class:`EngineChoice` ``choice``. Before it opens a session, it has to call :func:`refuse_without_spark`.
+    The command gets these arguments, and has to call :func:`refuse_without_spark` before it opens a session:
+
+    - ``open_session``: a function that returns a context manager of a Spark session.
+    - ``is_here``: whether the session runs on this machine alone.
+    - ``reads_here``: whether the session looks up a path without a scheme on this machine.
+    - ``choice``: the :class:`EngineChoice`.
+    - ``time_zone``: the value of ``--time-zone``.
     """
 
     @wraps(command)
@@ -39,10 +43,10 @@ def engine_options(command: _Decorated) -> _Decorated:
 
 
 def refuse_without(**packages: str) -> None:
-    """Refuse to read a table in this process if the packages for it are not installed.
+    """Raise an error if packages that a command needs in this process are not installed.
 
     Args:
-        packages: the packages, and what they are called.
+        packages: the import name of each package, with the name for the error.
 
     Raises:
         InvalidInputError: one of the packages is missing.
@@ -56,13 +60,13 @@ def refuse_without(**packages: str) -> None:
 
 
 def refuse_without_spark(engine: Engine) -> None:
-    """Refuse to start Spark if it is not installed.
+    """Raise an error if PySpark is not installed. Log the engine.
 
     Args:
-        engine: why the command needs Spark.
+        engine: the engine, with the reason why the command needs Spark.
 
     Raises:
-        InvalidInputError: PySpark is missing.
+        InvalidInputError: PySpark or PyArrow is missing.
     """
     from bide.pipelines.requirements import missing_packages
 
@@ -102,8 +106,10 @@ def _session_options(command: Callable[..., Any]) -> Any:
             show_default=True,
             help="Time zone of timestamps without an offset.",
         ),
-        click.option("--spark-conf", multiple=True, metavar="KEY=VALUE", help="Setting of Spark. Repeatable."),
-        click.option("--master", metavar="URL", help="Spark master. [default: spark-submit's, or local[*]]"),
+        click.option(
+            "--spark-conf", multiple=True, metavar="KEY=VALUE", help="Spark configuration property. Repeatable."
+        ),
+        click.option("--master", metavar="URL", help="Spark master. [default: that of spark-submit, or local[*]]"),
     ):
         wrapped = option(wrapped)
     return wrapped

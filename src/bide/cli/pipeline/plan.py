@@ -51,13 +51,13 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--size-column", metavar="COLUMN", help="Column of body sizes in bytes. [default: --size]")
 @click.option("--count-column", metavar="COLUMN", help="Column of the number of messages per row. [default: 1]")
 @click.option("--grain", metavar="DELAY", default="10ms", show_default=True,
-              help="Round times of sending down; coarser is faster.")  # fmt: skip
-@click.option("--rate", metavar="RATE", help="Messages per time, as 5000/s or 1e9/d. Needs --delay.")
+              help="Step to round times of sending down to; coarser is faster.")  # fmt: skip
+@click.option("--rate", metavar="RATE", help="Message rate, as 5000/s or 1e9/d. Needs --delay.")
 @click.option("--delay", "delays", multiple=True, metavar="DELAY[=WEIGHT]",
               help="Delay with --rate, as 5m or 1h..2h. Repeatable.")  # fmt: skip
 @click.option("--flows", metavar="FILE", type=click.Path(exists=True, dir_okay=False, path_type=Path),
               help="TOML or JSON file of rates, instead of SOURCE.")  # fmt: skip
-@click.option("--for", "length", metavar="DELAY", default="1d", show_default=True, help="Length of a flow.")
+@click.option("--for", "length", metavar="DELAY", default="1d", show_default=True, help="Time for which a rate lasts.")
 @click.option("--size", type=click.IntRange(0), default=200, show_default=True, metavar="BYTES",
               help="Size of a body in bytes.")  # fmt: skip
 @click.option("--layout", "layouts", type=click.Choice(["clock", "nservicebus"]), multiple=True,
@@ -67,7 +67,7 @@ _UNITS: Final = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 @click.option("--every", metavar="DELAY", default="1h", show_default=True, help="Length of each reporting interval.")
 @click.option("--tick", metavar="DELAY", default="1s", show_default=True, help="Time over which peaks are averaged.")
 @click.option("--broker", type=click.Choice(_BROKERS), default="4.3", show_default=True,
-              help="Release of RabbitMQ that was measured.")  # fmt: skip
+              help="Release of RabbitMQ whose measured capacity applies.")  # fmt: skip
 @click.option("--prefetch", type=click.Choice(_PREFETCHES), default="32", show_default=True,
               help="dead_letter_worker_consumer_prefetch of the broker.")  # fmt: skip
 @click.option("--hops", type=click.FloatRange(0, min_open=True), metavar="N",
@@ -106,9 +106,9 @@ def plan(
 ) -> None:
     """Estimate a workload's load on a broker: messages held, bytes, hops and releases, level by level.
 
-    The workload is SOURCE, a table with a row for each message (or for as many as --count-column says), or is given by
-    --rate and --delay, or by --flows. Nothing is sent, and no broker is needed: the capacity was measured on a machine
-    with four cores, unless you give your own figures.
+    The workload is SOURCE, a table with a row for each message (or for several, with --count-column), or is given by
+    --rate and --delay, or by --flows. Nothing is sent, and no broker is needed. The capacity was measured on a machine
+    with four cores; --hops and --release replace it.
     """
     from bide.pipelines.plan.capacity import Capacity
     from bide.pipelines.plan.ticks import check_spans
@@ -117,8 +117,8 @@ def plan(
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     check_spans(**spans)
     plan_levels = {layout: _plan_levels(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
-    given = _given(tuple(plan_levels.values()), reads_here=reads_here, **rest)
-    known = {
+    given = _check_workload(tuple(plan_levels.values()), reads_here=reads_here, **rest)
+    capacities = {
         layout: Capacity.measured(
             layout,
             broker=broker,
@@ -130,17 +130,17 @@ def plan(
         )
         for layout in plan_levels
     }
-    places = {layout: None if out is None else f"{out}/{layout}" for layout in plan_levels}
-    for place in filter(None, places.values()):
+    folders = {layout: None if out is None else f"{out}/{layout}" for layout in plan_levels}
+    for place in filter(None, folders.values()):
         refuse_unwritable("--out", place, is_here=reads_here)
     engine, small = _engine_for(given, choice, out, spans, time_zone=time_zone, reads_here=reads_here)
     workload: Workload | ArrayWorkload
     if small is None:
         refuse_without_spark(engine)
         with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark:
-            workload, reports = _plan_with_spark(given, plan_levels, known, places, spans, spark)
+            workload, reports = _plan_with_spark(given, plan_levels, capacities, folders, spans, spark)
     else:
-        workload, reports = small, _plan_here(small, plan_levels, known, places, spans)
+        workload, reports = small, _plan_here(small, plan_levels, capacities, folders, spans)
     seconds = time.monotonic() - settings.started
     if as_json:
         facts = {"messages": workload.messages, "undelayed": workload.undelayed, "body_bytes": workload.bytes}
@@ -155,14 +155,14 @@ def plan(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Given:
+class _WorkloadOptions:
     """The workload that the options describe: flows, or a table.
 
     Attributes:
         flows: the flows; None for a table.
         source: the table.
         columns: the columns of the table.
-        grain: to which times of sending in the table are rounded down.
+        grain: the step to which times of sending in the table are rounded down.
     """
 
     flows: list[Flow] | None
@@ -174,7 +174,7 @@ class _Given:
 
 
 def _engine_for(
-    given: _Given,
+    given: _WorkloadOptions,
     choice: EngineChoice,
     out: str | None,
     spans: Mapping[str, timedelta],
@@ -182,7 +182,7 @@ def _engine_for(
     time_zone: str,
     reads_here: bool,
 ) -> tuple[Engine, ArrayWorkload | None]:
-    """The engine of a plan, with the workload if that is this process."""
+    """The engine of a plan, and the workload if the engine is this process."""
     from bide.pipelines.engine import Engine, NeedsSparkError
     from bide.pipelines.plan.arrays import of_flows
 
@@ -199,7 +199,7 @@ def _engine_for(
 
 
 def _engine_of_table(
-    given: _Given, choice: EngineChoice, every: timedelta, *, time_zone: str, reads_here: bool
+    given: _WorkloadOptions, choice: EngineChoice, every: timedelta, *, time_zone: str, reads_here: bool
 ) -> tuple[Engine, ArrayWorkload | None]:
     refuse_without(pyarrow="PyArrow", numpy="numpy")
 
@@ -208,7 +208,7 @@ def _engine_of_table(
 
         assert given.columns is not None
         workload = of_small_table(table, given.columns, zone, grain=given.grain)
-        # As for the size of the table, --engine local sets no limit.
+        # With --engine local, neither the number of spans nor the size of the table has a limit.
         if choice.wanted != "local":
             refuse_many_spans(workload, every)
         return workload
@@ -227,28 +227,28 @@ def _engine_of_table(
 def _plan_here(
     workload: ArrayWorkload,
     plan_levels: Mapping[str, PlanLevels],
-    known: Mapping[str, Capacity],
-    places: Mapping[str, str | None],
+    capacities: Mapping[str, Capacity],
+    folders: Mapping[str, str | None],
     spans: Mapping[str, timedelta],
 ) -> list[PlanReport]:
     """Plan in this process."""
     from bide.pipelines.plan.arrays import ArrayTimeline, array_report, clear
 
     timelines = {layout: ArrayTimeline(workload, levels, **spans) for layout, levels in plan_levels.items()}
-    for folder in filter(None, places.values()):
+    for folder in filter(None, folders.values()):
         clear(folder)
     reports = []
     for layout, timeline in timelines.items():
         with progress(f"planning for {layout}"):
-            reports.append(array_report(timeline, known[layout], out=places[layout]))
+            reports.append(array_report(timeline, capacities[layout], out=folders[layout]))
     return reports
 
 
 def _plan_with_spark(
-    given: _Given,
+    given: _WorkloadOptions,
     plan_levels: Mapping[str, PlanLevels],
-    known: Mapping[str, Capacity],
-    places: Mapping[str, str | None],
+    capacities: Mapping[str, Capacity],
+    folders: Mapping[str, str | None],
     spans: Mapping[str, timedelta],
     spark: SparkSession,
 ) -> tuple[Workload, list[PlanReport]]:
@@ -268,12 +268,12 @@ def _plan_with_spark(
                 workload = of_table(rows, given.columns, grain=given.grain)
         timelines = {layout: Timeline(workload, levels, **spans) for layout, levels in plan_levels.items()}
         for layout, timeline in timelines.items():
-            if (folder := places[layout]) is not None:
+            if (folder := folders[layout]) is not None:
                 clear(timeline, folder)
         reports = []
         for layout, timeline in timelines.items():
             with progress(f"planning for {layout}"):
-                reports.append(report(timeline, known[layout], out=places[layout]))
+                reports.append(report(timeline, capacities[layout], out=folders[layout]))
             timeline.close()
     return workload, reports
 
@@ -291,7 +291,7 @@ def _flows(
     from bide.pipelines.plan.flows import flows_of
 
     if sum(one is not None for one in (source, rate, flows)) != 1:
-        raise click.UsageError("give the workload: SOURCE, or --rate with --delay, or --flows")
+        raise click.UsageError("give one workload: SOURCE, or --rate with --delay, or --flows")
     if (rate is None) != (not delays):
         raise click.UsageError("--rate and --delay go together: give both or neither")
     if source is not None:
@@ -301,7 +301,7 @@ def _flows(
     return flows_of(given, start=midnight, length=duration_of("--for", length), size=size)
 
 
-def _given(
+def _check_workload(
     layouts: tuple[PlanLevels, ...],
     *,
     reads_here: bool,
@@ -316,7 +316,7 @@ def _given(
     grain: str,
     size: int,
     **rest: Any,
-) -> _Given:
+) -> _WorkloadOptions:
     """Check the options of the workload."""
     from bide.pipelines.plan.columns import Columns, check_grain
     from bide.pipelines.plan.levels import check_delays
@@ -328,15 +328,15 @@ def _given(
     if flows is not None:
         for layout in layouts:
             check_delays(max(one.longest for one in flows), layout)
-        return _Given(flows=flows)
+        return _WorkloadOptions(flows=flows)
     assert source is not None
     if (delay_column is None) == (due_column is None):
-        raise click.UsageError("give how long messages wait: either --delay-column or --due-column")
+        raise click.UsageError("give the delays of the messages: either --delay-column or --due-column")
     refuse_missing(source, format, reads_here=reads_here)
     columns = Columns(
         at=at_column, delay=delay_column, due=due_column, size=size_column, count=count_column, constant_size=size
     )
-    return _Given(flows=None, source=source, format=format, read_options=options, columns=columns, grain=step)
+    return _WorkloadOptions(flows=None, source=source, format=format, read_options=options, columns=columns, grain=step)
 
 
 def _read_flows(path: Path) -> Any:

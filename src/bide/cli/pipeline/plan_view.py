@@ -63,7 +63,7 @@ def _judgement_text(one: Judgement) -> str:
 
 
 def _span_lines(reports: Sequence[PlanReport], every: timedelta) -> Iterator[str]:
-    """A table of the spans: all levels of each layout together, with the layouts side by side."""
+    """A table with a row for each span. It has the layouts side by side, and sums up the levels of each."""
     heads = "".join(f"  {report.layout + ': held':>18} {'hops/s':>9}" for report in reports)
     yield f"{'from (UTC)':<16}{heads}"
     times = sorted({span.at for report in reports for span in report.spans})

@@ -1,4 +1,4 @@
-"""``bide pipeline report``: write a page with plots of an audit."""
+"""``bide pipeline report``: write a page with plots and figures of an audit."""
 
 from __future__ import annotations
 
@@ -56,8 +56,8 @@ def report(
 ) -> None:
     """Draw a report of the audit in DIR: scheduled and delivered messages, lateness, pending messages, and failures.
 
-    The page is a single file without external resources, which you can send or publish as it is. It names the tables
-    that are missing in DIR. Tables up to 100 MB are counted in this process, larger ones with Spark.
+    The page is a single file without external resources, which you can send or publish as it is. The page names the
+    tables that are missing in DIR. Tables up to 100 MB are counted in this process, larger ones with Spark.
     """
     from bide.pipelines.report.writing import headline, write
 
@@ -89,7 +89,7 @@ def report(
 def _count_here(
     folder: str, choice: EngineChoice, grace: timedelta, *, reads_here: bool
 ) -> tuple[Engine, Figures | None]:
-    """The engine of a report, with the figures if that is this process."""
+    """The engine of a report, and the figures if the engine is this process."""
 
     def work(largest: int | None) -> tuple[str, Figures]:
         from bide.pipelines.engine import NeedsSparkError

@@ -1,4 +1,4 @@
-"""Rows of ``bide pipeline schedule`` on Spark, or in this process."""
+"""Rows of ``bide pipeline schedule``, on Spark or in this process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ScheduleRows(Protocol):
         ...
 
     def targets(self) -> list[TargetCount]:
-        """Count messages by the queue that the rows name; empty if they name none."""
+        """Count messages by the queue that the rows name; empty if rows do not name queues."""
         ...
 
     def due_times(self, every: timedelta) -> list[tuple[datetime, int]]:
@@ -51,7 +51,7 @@ class ScheduleRows(Protocol):
         """Send the parts that are not in the ledger, and return the outcomes of each.
 
         Args:
-            targets: the queues that the rows name, those to which no message can be sent with the reason.
+            targets: the queues that the rows name. The value is None, or why no message can be sent to the queue.
         """
         ...
 
@@ -110,7 +110,7 @@ class InProcess:
         return survey(self._messages, now=now, begun=begun)
 
     def targets(self) -> list[TargetCount]:
-        return []  # Rows that name queues are left to Spark.
+        return []  # Only Spark handles rows that name queues.
 
     def due_times(self, every: timedelta) -> list[tuple[datetime, int]]:
         from bide.pipelines.schedule.small import due_times
@@ -126,7 +126,7 @@ class InProcess:
 
 
 def engine_for(given: SourceTable, choice: EngineChoice, *, reads_here: bool) -> tuple[Engine, InProcess | None]:
-    """The engine for an input, with its rows if that is this process."""
+    """The engine for an input, and the rows if the engine is this process."""
 
     def convert(table: Any, zone: tzinfo) -> InProcess:
         from bide.pipelines.schedule.small import messages

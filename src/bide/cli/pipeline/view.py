@@ -32,12 +32,12 @@ _BAR_CHARACTERS: Final = " ▏▎▍▌▋▊▉"
 
 
 def engine_facts(engine: Engine) -> dict[str, str]:
-    """The engine that ran a command, for ``--json``."""
+    """The engine that ran a command, and the reason for it, for ``--json``."""
     return {"engine": "spark" if engine.is_spark else "local", "engine_reason": engine.reason}
 
 
 def span_for(first: datetime | None, last: datetime | None) -> timedelta:
-    """The shortest round span of time that gives a histogram of at most :data:`_MAX_LINES` lines."""
+    """The shortest of :data:`_SPANS` that gives a histogram of at most :data:`_MAX_LINES` lines, or the longest one."""
     if first is None or last is None:
         return _SPANS[0]
     return next((span for span in _SPANS if (last - first) / span < _MAX_LINES - 1), _SPANS[-1])
@@ -75,7 +75,7 @@ def survey_lines(
 
 
 def summary_lines(found: Survey, plan: SchedulePlan, targets: list[TargetCount]) -> list[str]:
-    """The number of messages, by target if they differ, and their due times, in lines."""
+    """Lines with the number of messages (for each target if rows name targets) and their first and last due time."""
     lines = [f"{quantity(found.rows, 'message')} to {_target_text(plan)} on {plan.broker}"]
     lines += [f"{one.rows:>9,}  to {one.queue or 'no queue'}" for one in targets[:_MAX_LINES]]
     if len(targets) > _MAX_LINES:
@@ -91,7 +91,7 @@ def summary_lines(found: Survey, plan: SchedulePlan, targets: list[TargetCount])
 
 
 def histogram(times: list[tuple[datetime, int]], every: timedelta) -> list[str]:
-    """A line for each span of time; several empty spans in a row become one line."""
+    """Lines of a histogram: one for each span of time, and one for several empty spans in a row."""
     if not times:
         return []
     counts = dict(times)
@@ -137,7 +137,7 @@ def progress(what: str, *, total: int | None = None, done: Callable[[], int] | N
     Args:
         what: a description of the work.
         total: the amount of work; None if unknown.
-        done: returns the amount of work that is done. Called once per second, even after it has raised an error.
+        done: returns the amount of work that is done. It is called once per second, also after it raised an error.
     """
     if not sys.stderr.isatty():
         yield

@@ -1,1 +1,1 @@
-"""Audit of delayed messages: tables that are refreshed from the streams of taps and events."""
+"""Audit of delayed messages: tables from taps, events of endpoints and the schedule log."""

@@ -20,10 +20,10 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
     "binary": pa.binary(),
 }
 
-_TAPPED: Final = "stream string, offset long, day date"
+_POSITION: Final = "stream string, offset long, day date"
 
 FACTS: Final[Mapping[str, str]] = {
-    name: f"{columns}, {_TAPPED}"
+    name: f"{columns}, {_POSITION}"
     for name, columns in {
         "scheduled": "message_id string, target string, sent timestamp, scheduled timestamp, due timestamp, "
         "first_due timestamp, retries int, exchange string, routing_key string, type string, size int, layout string",
@@ -42,10 +42,10 @@ FACTS: Final[Mapping[str, str]] = {
 """The columns of each table of facts, in order; the tables are partitioned by ``day``."""
 
 UNDECODABLE: Final = "undecodable"
-"""The table of messages that are not AMQP 1.0, on which no other table depends. It is partitioned by source as well,
-because the numbers of batches are unique per source only."""
+"""The table of messages that are not AMQP 1.0. No other table is computed from it. It is partitioned by source as well
+as by day, because the numbers of batches are unique per source only."""
 
-UNDECODABLE_COLUMNS: Final = f"reason string, seen timestamp, size int, value binary, {_TAPPED}"
+UNDECODABLE_COLUMNS: Final = f"reason string, seen timestamp, size int, value binary, {_POSITION}"
 
 TABLES: Final[Mapping[str, tuple[str, ...]]] = {
     "scheduled": ("scheduled",),
@@ -62,7 +62,7 @@ GROWING: Final[Mapping[str, str]] = {
 
 PENDING_STATE: Final = "_state/pending"
 FAILURES_STATE: Final = "_state/failures"
-"""The parts of the tables ``pending`` and ``failures``, by day."""
+"""The counts by day that the tables ``pending`` and ``failures`` sum up."""
 
 LATENESS: Final = (
     "minute timestamp, target string, count long, p50_ms double, p95_ms double, p99_ms double, max_ms double, day date"
@@ -78,7 +78,7 @@ FAILURES_PARTS: Final = (
     "first_seen timestamp, last_seen timestamp, day date"
 )
 
-_OF_MESSAGES: Final = (
+_MESSAGES: Final = (
     "message_id string, target string, type string, layout string, sent timestamp, scheduled timestamp, "
     "due timestamp, delivered timestamp, lateness_ms double, attempts int, outcome string, endpoint string, "
     "started timestamp, ended timestamp, critical_ms double, processing_ms double, delivery_ms double"
@@ -87,17 +87,17 @@ _OF_MESSAGES: Final = (
 
 
 def pairs_of(columns: str) -> list[tuple[str, str]]:
-    """The names and types of columns in text, separated by commas."""
+    """The names and types of columns, from a text such as ``target string, count long``."""
     return [(name, kind) for name, _, kind in (column.strip().partition(" ") for column in columns.split(","))]
 
 
 def arrow_schema(columns: str) -> pa.Schema:
-    """The schema of columns in text."""
+    """The Arrow schema of columns, from the text that :func:`pairs_of` reads."""
     return pa.schema([(name, _TYPES[kind]) for name, kind in pairs_of(columns)])
 
 
 def table_of_rows(rows: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
-    """Rows with their values in the order of a schema, as a table."""
+    """Make a table of rows, whose values are in the order of the schema."""
     columns = zip(*rows, strict=True) if rows else ((),) * len(schema)
     arrays = [pa.array(values, one.type) for values, one in zip(columns, schema, strict=True)]
     return pa.table(arrays, schema=schema)
@@ -105,9 +105,9 @@ def table_of_rows(rows: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.Ta
 
 MESSAGES_SCHEMA: Final = pa.schema(
     [
-        *arrow_schema(_OF_MESSAGES),
+        *arrow_schema(_MESSAGES),
         ("waiting", pa.list_(pa.struct([("target", pa.string()), ("due", MOMENT)]))),
         ("day", pa.date32()),
     ]
 )
-"""The table ``messages``. ``waiting`` has targets and due times that are scheduled and not delivered."""
+"""The table ``messages``. ``waiting`` lists the targets and due times that are scheduled and not delivered."""

@@ -1,18 +1,19 @@
 """Facts of messages from taps and events of endpoints, as rows of Arrow.
 
-Both engines convert messages here. The columns come from the message itself, published by bide, NServiceBus or Celery.
-If a message has no due time, the delay in its routing key is used. An invalid time or delay is read as null, so that
-one such message does not end the audit of all others.
+Both engines convert messages with this module. The values come from the message itself, which bide, NServiceBus or
+Celery has published. If a scheduled message has no due time, the delay in its routing key is used. An invalid time or
+delay becomes null, so that one such message does not stop the audit of all others.
 
-Each fact has a ``day``: that of the due time that the sender gave, or else that of the time of sending. It is the same
-for all facts of a message, no matter when they arrive. The tables are partitioned by it.
+Each fact has a ``day``, by which the tables are partitioned: the day of the due time that the sender gave, or else of
+the time of sending. So all facts of a message have the same day, no matter when they arrive. A fact without both times
+has the day on which the tap or the endpoint recorded it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime, tzinfo
 from functools import cache
 from typing import Any, Final
@@ -43,24 +44,24 @@ TABLE: Final = "table"
 FAILED_KINDS: Final = ("failed", "retried", "parked", "discarded", "expired")
 """The kinds of events in the table ``failed``. A ``duplicate`` is not a failure: its message was processed before."""
 
-_OF_ALL: Final = [("value", pa.binary()), ("stream", pa.string()), ("offset", pa.int64()), ("timestamp", MOMENT)]
-_TAPPED: Final = [
+_COMMON: Final = [("value", pa.binary()), ("stream", pa.string()), ("offset", pa.int64()), ("timestamp", MOMENT)]
+_TAP_COLUMNS: Final = [
     *((name, pa.string()) for name in ("routing_key", "message_id", "type")),
     ("due", MOMENT),
     ("headers", pa.map_(pa.string(), pa.string())),
 ]
-_LAST: Final = [(UNDECODABLE, pa.string())]
+_LAST_COLUMN: Final = [(UNDECODABLE, pa.string())]
 
 _DELAYED_KEY: Final = re.compile(rf"((?:[01]\.){{{LEVELS}}})(.*)", re.DOTALL)
 _TARGET_WORD: Final = re.compile(r"~([qx]):([^.]*)(?:\.(.*))?", re.DOTALL)
 _NUMBER: Final = re.compile(r"[+-]?[0-9]{1,19}", re.ASCII)
-_KINDS: Final = re.compile("[;,]")
-_OFFSET: Final = re.compile("(?:UTC|GMT)?(?=[+-])")
+_TYPE_SEPARATOR: Final = re.compile("[;,]")
+_OFFSET_PREFIX: Final = re.compile("(?:UTC|GMT)?(?=[+-])")
 _SECOND: Final = 1_000_000
 _DAY: Final = 86_400 * _SECOND
 _LONGEST_DELAY: Final = (1 << LEVELS) - 1
-_FIRST, _LAST_TIME = to_milliseconds(EARLIEST) * 1_000, LATEST_MILLISECOND * 1_000
-"""The first and the last time that Python can represent, in microseconds; Spark has earlier and later ones."""
+_FIRST_TIME, _LAST_TIME = to_milliseconds(EARLIEST) * 1_000, LATEST_MILLISECOND * 1_000
+"""The first and the last time that Python can represent, in microseconds. Spark's range is larger."""
 _INT: Final = 1 << 31
 _LONG: Final = 1 << 63
 
@@ -68,13 +69,13 @@ _Fields = dict[str, Any]
 
 
 def message_schema(source: str) -> pa.Schema:
-    """The columns of messages that :func:`facts_of` needs, as the data source ``rabbitmq`` has them."""
-    return pa.schema([*_OF_ALL, *([] if source == "events" else _TAPPED), *_LAST])
+    """The columns of messages that :func:`facts_of` needs, with the names of the data source ``rabbitmq``."""
+    return pa.schema([*_COMMON, *([] if source == "events" else _TAP_COLUMNS), *_LAST_COLUMN])
 
 
 @cache
 def fact_schema(source: str) -> pa.Schema:
-    """The columns of :func:`facts_of`: all those of the tables of a source, and the name of the table."""
+    """The columns that :func:`facts_of` returns: all columns of the tables of a source, and the name of the table."""
     fields = {TABLE: pa.field(TABLE, pa.string())}
     for columns in (*(FACTS[table] for table in TABLES[source]), UNDECODABLE_COLUMNS):
         fields.update({one.name: one for one in arrow_schema(columns) if one.name not in fields})
@@ -87,18 +88,18 @@ def facts_of(
     """Convert messages to facts. A message that cannot be decoded becomes a row of the table ``undecodable``.
 
     Args:
-        messages: with the columns of :func:`message_schema`.
+        messages: messages with the columns of :func:`message_schema`.
         source: one of :data:`bide.pipelines.audit.columns.TABLES`.
         layouts: the layout of each stream of a tap.
-        time_zone: the zone of due times of Celery without an offset.
+        time_zone: the time zone of Celery's due times without an offset.
     """
-    rows = _events(messages) if source == "events" else _deliveries(messages, source, layouts, zone_of(time_zone))
+    rows = _events(messages) if source == "events" else _tap_rows(messages, source, layouts, zone_of(time_zone))
     schema = fact_schema(source)
     values: dict[str, list[Any]] = {name: [] for name in schema.names}
     for row in (*rows, *_undecodable(messages)):
         for name, column in values.items():
             column.append(row.get(name))
-    return pa.RecordBatch.from_arrays([_array(values[one.name], one.type) for one in schema], schema=schema)
+    return pa.RecordBatch.from_arrays([pa.array(values[one.name], one.type) for one in schema], schema=schema)
 
 
 def rows_of(facts: pa.Table, table: str) -> pa.Table:
@@ -107,14 +108,9 @@ def rows_of(facts: pa.Table, table: str) -> pa.Table:
     return facts.filter(pc.equal(facts.column(TABLE), table)).select(arrow_schema(columns).names)
 
 
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    # Days are whole numbers here, which Arrow does not convert to dates at once.
-    return pa.array(values, pa.int32()).cast(kind) if kind == pa.date32() else pa.array(values, kind)
-
-
 @cache
 def zone_of(name: str) -> tzinfo:
-    """A time zone by the names that Spark accepts.
+    """A time zone by a name that Spark accepts, such as ``Europe/Berlin`` or ``+02:00``.
 
     Raises:
         InvalidInputError: Python does not know the zone.
@@ -122,7 +118,7 @@ def zone_of(name: str) -> tzinfo:
     if name == "UTC":
         return UTC
     try:
-        offset = datetime.strptime(_OFFSET.sub("", name), "%z").tzinfo if _OFFSET.match(name) else None
+        offset = datetime.strptime(_OFFSET_PREFIX.sub("", name), "%z").tzinfo if _OFFSET_PREFIX.match(name) else None
         return offset or ZoneInfo(name)
     except (KeyError, OSError, ValueError) as error:
         raise InvalidInputError(
@@ -154,7 +150,7 @@ def _undecodable(messages: pa.RecordBatch) -> Iterator[_Fields]:
 # -- Taps
 
 
-def _deliveries(messages: pa.RecordBatch, source: str, layouts: Mapping[str, str], zone: tzinfo) -> Iterator[_Fields]:
+def _tap_rows(messages: pa.RecordBatch, source: str, layouts: Mapping[str, str], zone: tzinfo) -> Iterator[_Fields]:
     sizes = pc.binary_length(messages.column("value")).to_pylist()
     names = ("stream", "offset", "timestamp", "routing_key", "message_id", "type", "due", "headers", UNDECODABLE)
     for size, (stream, offset, seen, key, message_id, kind, due, pairs, reason) in zip(
@@ -162,10 +158,10 @@ def _deliveries(messages: pa.RecordBatch, source: str, layouts: Mapping[str, str
     ):
         if reason is not None:
             continue
-        found = _delivery(key, message_id, kind, due, dict(pairs or ()), zone)
+        found = _tap_fields(key, message_id, kind, due, dict(pairs or ()), zone)
         if source == "scheduled":
-            # The routing key has the length of the delay, which starts at the time of this tap. (For a delivered
-            # message, the start is not known.)
+            # The routing key has the length of the delay, which starts when this tap records the message. (For a
+            # delivered message, the start is not known.)
             if found["due"] is None and found["seconds"] is not None:
                 found["due"] = _in_calendar(seen + found["seconds"] * _SECOND)
         elif found["due"] is not None:
@@ -187,7 +183,7 @@ def _deliveries(messages: pa.RecordBatch, source: str, layouts: Mapping[str, str
         }
 
 
-def _delivery(
+def _tap_fields(
     routing_key: str | None,
     message_id: str | None,
     kind: str | None,
@@ -212,13 +208,13 @@ def _delivery(
     task = header("task")
     if due is None and task is not None:
         due = _time_in(header("eta"), zone)
-    # The delay of a retry starts at another time, which is in none of the headers.
+    # The delay of a retry starts later, at a time that no header has.
     if due is None and retries == 0:
         due = net_due
         delay = _whole(header(HEADER_DELAY))
         if due is None and net_sent is not None and delay is not None and 0 <= delay <= _LONGEST_DELAY:
             due = _in_calendar(net_sent + delay * _SECOND)
-    first_kind = _KINDS.split(header("NServiceBus.EnclosedMessageTypes") or "", maxsplit=1)[0].strip(" ")
+    first_kind = _TYPE_SEPARATOR.split(header("NServiceBus.EnclosedMessageTypes") or "", maxsplit=1)[0].strip(" ")
     return {
         "message_id": _coalesce(message_id, header(NATIVE_MESSAGE_ID), header("id") if task is not None else None),
         "target": target,
@@ -239,14 +235,14 @@ def _delivery(
 
 
 def _events(messages: pa.RecordBatch) -> Iterator[_Fields]:
-    """Rows of events; other messages are left out."""
+    """Rows of the tables ``processed`` and ``failed``. Other events, and messages that are not events, are left out."""
     for value, stream, offset, reason in _lists(messages, "value", "stream", "offset", UNDECODABLE):
         if reason is not None or (event := _object(value)) is None:
             continue
         kind = _text(event.get("event"))
         table = "processed" if kind == "processed" else "failed" if kind in FAILED_KINDS else None
         times = {
-            name: _milliseconds(_number(event.get(name), _LONG))
+            name: _milliseconds(_in_range(event.get(name), _LONG))
             for name in ("sent", "due", "delivered", "started", "ended")
         }
         if table is None or times["ended"] is None:
@@ -257,7 +253,7 @@ def _events(messages: pa.RecordBatch) -> Iterator[_Fields]:
             "kind": kind,
             **{name: _text(event.get(name)) for name in texts},
             "type": _text(event.get("message_type")),
-            **{name: _number(event.get(name), _INT) for name in ("attempt", "retries")},
+            **{name: _in_range(event.get(name), _INT) for name in ("attempt", "retries")},
             **times,
             "delay_ms": _decimal(event.get("delay")),
             "stream": stream,
@@ -289,7 +285,7 @@ def _decimal(value: Any) -> float | None:
         return None
 
 
-def _number(value: Any, limit: int) -> int | None:
+def _in_range(value: Any, limit: int) -> int | None:
     return value if type(value) is int and -limit <= value < limit else None
 
 
@@ -304,16 +300,16 @@ def _whole(text: str | None) -> int | None:
     """A whole number of 64 bits in a header."""
     if text is None or not _NUMBER.fullmatch(text.strip()):
         return None
-    return _number(int(text), _LONG)
+    return _in_range(int(text), _LONG)
 
 
 def _count(text: str | None) -> int | None:
-    number = _number(_whole(text), _INT)
+    number = _in_range(_whole(text), _INT)
     return number if number is not None and number > 0 else None
 
 
 def _in_calendar(time: int | None) -> int | None:
-    return time if time is not None and _FIRST <= time <= _LAST_TIME else None
+    return time if time is not None and _FIRST_TIME <= time <= _LAST_TIME else None
 
 
 def _milliseconds(number: int | None) -> int | None:

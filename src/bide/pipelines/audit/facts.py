@@ -1,4 +1,4 @@
-"""Tables of facts in Spark; see :mod:`bide.pipelines.audit.fact_rows`."""
+"""Tables of facts in Spark, with the rows of :mod:`bide.pipelines.audit.fact_rows`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Batches = Iterator[pa.RecordBatch]
 
 
 def schema_of(columns: str) -> StructType:
-    """A schema from names and types, separated by commas. (Spark's own parser needs a running session.)"""
+    """Spark's schema of columns in text, such as ``target string, count long``. (Spark's parser needs a session.)"""
     return from_arrow_schema(arrow_schema(columns))
 
 
@@ -32,23 +32,23 @@ def scheduled(messages: DataFrame, layouts: Mapping[str, str], *, time_zone: str
     """The table ``scheduled``.
 
     Args:
-        messages: read from taps by the data source ``rabbitmq``, with headers.
-        layouts: the layout of each stream of a tap.
-        time_zone: the zone of due times of Celery without an offset.
+        messages: messages that the data source ``rabbitmq`` read from streams of taps, with headers.
+        layouts: the layout of each stream.
+        time_zone: the time zone of Celery's due times without an offset.
     """
     return of_table(_converted(messages, "scheduled", layouts, time_zone), "scheduled")
 
 
 def delivered(messages: DataFrame, layouts: Mapping[str, str], *, time_zone: str = "UTC") -> DataFrame:
-    """The table ``delivered``, with the arguments of :func:`scheduled`. The due time is null if it is not known."""
+    """The table ``delivered``, with the arguments of :func:`scheduled`. An unknown due time is null."""
     return of_table(_converted(messages, "delivered", layouts, time_zone), "delivered")
 
 
 def events(messages: DataFrame) -> DataFrame:
-    """Events of endpoints as columns; other messages are left out.
+    """The facts in events of endpoints, for :func:`processed` and :func:`failed`.
 
     Args:
-        messages: read from the events stream by the data source ``rabbitmq``.
+        messages: messages that the data source ``rabbitmq`` read from the events stream.
     """
     return _converted(messages, "events", {}, "UTC")
 

@@ -7,15 +7,15 @@
     messages/day=2026-11-21/batch=3/*.parquet      computed from facts, by the round with this number
     lateness/day=2026-11-21/*.parquet              computed from the facts of that day
     pending/*.parquet  failures/*.parquet          of all days
-    _state/                                        parts of these two tables, and which facts are new
+    _state/                                        counts by day for these two tables, and which facts are new
     _state/schedules.json                          position in the schedule log, and the files of its state
     _state/positions/scheduled.json                positions in the streams of a source
 
 After a crash, the next run continues with the folder:
 
-- A batch of facts that was not committed is removed, and read again.
+- The facts of a batch that was not committed are removed, and the messages of the batch are read again.
 - A note with the days of a batch is written after its facts and before its positions, which commit the batch. The note
-  is deleted when all tables that depend on these facts are written.
+  is deleted when all tables that are computed from these facts are written.
 - Before a round replaces batches of messages, it writes their numbers and the existing files to a work file. If the
   round does not finish, the next one replaces the same batches again. Files are deleted before their replacement is in
   place, so a day whose files have changed may lack rows, and is computed again from its facts.
@@ -46,14 +46,14 @@ if TYPE_CHECKING:
 
 VERSION: Final = 3
 BEFORE: Final = 2
-"""The version that had its positions in checkpoints of Spark, and is continued."""
+"""The version that had its positions in checkpoints of Spark. A round converts such an audit to :data:`VERSION`."""
 
 Batch = tuple[date, int]
 """Day and number of a batch of a table."""
 
 _BATCH: Final = re.compile(r"batch=([0-9]+)")
 _HEAD: Final = "_state/audit.json"
-_NEW: Final = ".new"
+_NEW_SUFFIX: Final = ".new"
 _NOTES: Final = "_state/notes"
 _WORK: Final = "_state/work.json"
 
@@ -64,7 +64,7 @@ class Note:
 
     Attributes:
         name: the name of the source and the number of the batch.
-        rows: the number of rows, by table; those of ``occurrences`` also by outcome, as ``occurrences/cancelled``.
+        rows: the number of rows by table, and for ``occurrences`` also by outcome, as in ``occurrences/cancelled``.
         days: the days of these rows.
     """
 
@@ -137,7 +137,7 @@ class Folder:
                 self.write_version()
 
     def _is_new(self) -> bool:
-        """Whether the folder has no audit yet, or only the start of one that was killed."""
+        """Whether the folder has no audit yet, or only the files of one that was killed while it created the folder."""
         if self.exists(self.path(_HEAD)):
             version = self.version
             if version not in (BEFORE, VERSION):
@@ -146,7 +146,7 @@ class Folder:
                     f"{VERSION}: name another folder"
                 )
             return False
-        begun = {LOCK, posixpath.basename(f"{_HEAD}{_NEW}")}
+        begun = {LOCK, posixpath.basename(f"{_HEAD}{_NEW_SUFFIX}")}
         if {*self.entries(self._root)} - {"_state"} or {*self.entries(self.path("_state"))} - begun:
             raise InvalidInputError(f"the folder {self.place} contains other files than an audit: name another folder")
         return True
@@ -158,12 +158,12 @@ class Folder:
         return version
 
     def write_version(self) -> None:
-        """Note that the audit is of the newest version."""
+        """Record that the audit has the newest version."""
         self.write_json(self.path(_HEAD), {"version": VERSION})
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the folder against other audits. The lock of a dead process is taken over.
+        """Lock the folder against other audits, with :func:`bide.pipelines.folder_lock.hold`.
 
         A thread that holds the lock through this object may enter it again, in order to hold it for several rounds.
 
@@ -202,7 +202,7 @@ class Folder:
         return for_spark(self.place, *parts)
 
     def write(self, rows: DataFrame, table: str, *, by: tuple[str, ...] = ("day",)) -> None:
-        """Replace the partitions that the rows belong to, and leave the others unchanged.
+        """Replace the partitions that the rows belong to, and leave other partitions unchanged.
 
         Args:
             by: the partition columns of the table.
@@ -215,13 +215,13 @@ class Folder:
         )
 
     def append(self, facts: DataFrame, table: str, batch: int) -> None:
-        """Write the facts of a batch, and replace those that an earlier attempt has written."""
+        """Write the facts of a batch, and replace facts that an earlier attempt has written."""
         from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
         self.write(facts.withColumn("batch", F.lit(batch).cast("long")), table, by=("day", "batch"))
 
     def write_whole(self, rows: DataFrame, table: str, *order: str | Column) -> None:
-        """Replace a small table by one file, sorted in this order."""
+        """Replace a small table with one file, sorted by *order*."""
         rows.repartition(1).sortWithinPartitions(*order).write.mode("overwrite").parquet(self.location(table))
 
     def read(
@@ -242,7 +242,7 @@ class Folder:
     def read_batches(
         self, spark: SparkSession, table: str, schema: StructType, batches: Collection[Batch]
     ) -> DataFrame:
-        """Read those of the batches that exist, with a column ``batch``."""
+        """Read the batches that exist, with a column ``batch``."""
         from pyspark.sql.types import LongType, StructField, StructType
 
         whole = StructType([*schema, StructField("batch", LongType())])
@@ -253,11 +253,11 @@ class Folder:
         return found.select(*whole.names)
 
     def replace(self, rows: DataFrame, table: str, batches: Collection[Batch]) -> None:
-        """Replace these batches by rows that have a day and a batch, and leave other batches unchanged."""
+        """Replace these batches with rows that have a day and a batch, and leave other batches unchanged."""
         before = {one: self.entries(self.path(*_parts(table, one))) for one in batches if self.has(table, one)}
         self.write(rows, table, by=("day", "batch"))
         for one, entries in before.items():
-            # Spark did not touch a batch without rows.
+            # Spark leaves a batch for which there are no rows unchanged.
             if self.entries(path := self.path(*_parts(table, one))) == entries:
                 self.files.delete_dir(path)
 
@@ -288,7 +288,7 @@ class Folder:
     def begin_work(self, batches: Collection[Batch]) -> None:
         """Record which batches of messages will be replaced, and the existing files of their days.
 
-        A day that an earlier interruption has changed counts as changed until the work is finished.
+        A day that an interrupted round has changed counts as changed until the work is finished.
         """
         changed = self.unfinished_work().days
         work = {
@@ -304,7 +304,7 @@ class Folder:
             return Work(batches=set(), days=set())
         work = json.loads(self.read_bytes(path))
         batches = {(date.fromisoformat(day), number) for day, number in work["batches"]}
-        # A work file of an earlier bide has no list of files.
+        # A work file that an earlier release of bide wrote has no list of files.
         before = work.get("files", {})
         changed = {day for day, _ in batches if self._computed_files(day) != before.get(str(day))}
         return Work(batches=batches, days=changed | set(map(date.fromisoformat, work.get("changed", ()))))
@@ -329,7 +329,7 @@ class Folder:
         )
 
     def notes(self) -> list[Note]:
-        """The notes that were not deleted."""
+        """The notes whose facts are not in all tables yet."""
         return [self._read_note(name) for name in self._note_names()]
 
     def noted_rows(self) -> int:
@@ -381,7 +381,7 @@ class Folder:
     def write_json(self, path: str, content: dict[str, Any]) -> None:
         """Write a file atomically."""
         self.files.create_dir(posixpath.dirname(path))
-        new = f"{path}{_NEW}"
+        new = f"{path}{_NEW_SUFFIX}"
         with self.files.open_output_stream(new) as file:
             file.write(json.dumps(content, sort_keys=True).encode())
         self.files.move(new, path)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bide.pipelines.audit.folder import Folder
 
 MAX_BATCHES: Final = 20
-"""If a day of a table has more small batches than this, they are merged into one."""
+"""If a day of a table has more small batches than this, the small batches are merged into one."""
 
 SMALL_BYTES: Final = 64 * 1024 * 1024
 """Batches of this size and larger are not merged, so that old rows are not rewritten repeatedly."""
@@ -26,15 +26,15 @@ _MERGE: Final = "_state/merge.json"
 
 
 def to_merge(folder: Folder, table: str, day: date) -> list[int]:
-    """The small batches of a day, if it has too many of them."""
+    """The small batches of a day if there are more than :data:`MAX_BATCHES`; otherwise an empty list."""
     batches = folder.batches(table, day, under=SMALL_BYTES)
     return batches if len(batches) > MAX_BATCHES else []
 
 
 def facts_to_merge(folder: Folder, days: Collection[date]) -> Iterator[tuple[str, date, list[int]]]:
-    """The batches of facts to merge of these days: table, day and numbers.
+    """The batches of facts to merge on these days: table, day, and numbers of the batches.
 
-    Call this when nothing writes to the tables, and no note refers to the batches.
+    Call this while nothing writes to the tables and no note refers to the batches.
     """
     for table in GROWING:
         for day in days:
@@ -43,9 +43,9 @@ def facts_to_merge(folder: Folder, days: Collection[date]) -> Iterator[tuple[str
 
 
 def replace(folder: Folder, table: str, day: date, batches: list[int]) -> None:
-    """Replace batches of a day by the rows in :data:`MERGED`.
+    """Replace batches of a day with the rows in :data:`MERGED`.
 
-    The remaining steps are recorded, and after an interruption :func:`finish` repeats them, so that no row is lost or
+    A file records what to replace. After an interruption, :func:`finish` repeats the steps, so that no row is lost or
     duplicated.
     """
     folder.write_json(folder.path(_MERGE), {"table": table, "day": str(day), "batches": batches})
@@ -63,6 +63,6 @@ def finish(folder: Folder) -> None:
         for batch in merge["batches"]:
             if folder.exists(old := posixpath.join(place, f"batch={batch}")):
                 folder.files.delete_dir(old)
-        # Under the number of the last batch, which is committed, so that it is never written again.
+        # The number is that of the last merged batch. It is committed, so that no round writes a batch of this number.
         folder.files.move(merged, posixpath.join(place, f"batch={merge['batches'][-1]}"))
     folder.files.delete_file(record)

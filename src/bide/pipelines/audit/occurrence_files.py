@@ -28,8 +28,8 @@ PENDING: Final = "schedules_pending"
 _HEAD: Final = "_state/schedules.json"
 _FILES: Final = "_state/schedules"
 _NEW_PENDING: Final = "_state/schedules_pending.parquet"
-_ROWS: Final = 50_000
-"""Rows in memory that are written to files together."""
+_FLUSH_ROWS: Final = 50_000
+"""Number of rows in memory at which they are written to files."""
 
 _Row = tuple[date, tuple[Any, ...]]
 
@@ -57,7 +57,9 @@ class KnownPartition:
 
 
 class OccurrenceFiles:
-    """The files of one round, which counts from :meth:`commit` on. Until then, the next round does the same again.
+    """The files of one round.
+
+    The round takes effect with :meth:`commit`. If a round does not commit, the next round reads the same records again.
 
     Attributes:
         batch: the number of this round.
@@ -80,7 +82,7 @@ class OccurrenceFiles:
         self._parts = 0
 
     def begin(self) -> None:
-        """Delete what a killed round has left."""
+        """Delete the rows and the note of a round that was killed before it committed."""
         self._folder.drop_batch(TABLE, self.batch)
         self._folder.drop_note(self._note_name)
 
@@ -89,24 +91,24 @@ class OccurrenceFiles:
         return f"{TABLE}-{self.batch}"
 
     def add(self, entry: Occurrence, outcome: str, *, ended: int | None, stream: str, offset: int | None) -> None:
-        """Add an occurrence that has ended; :meth:`keep` or :meth:`drop` it later.
+        """Add an occurrence that has ended. A later :meth:`keep` or :meth:`drop` decides whether it is written.
 
         Args:
-            ended: when, in milliseconds since the Unix epoch; None if that is not known.
-            offset: the offset of the record that ended it.
+            ended: when the occurrence ended, in milliseconds since the Unix epoch; None if unknown.
+            offset: the offset of the record that ended the occurrence; None if unknown.
         """
         kept, due = kept_values(entry), min(entry.due, LATEST_MILLISECOND)
         if isinstance(entry, WaitingSchedule):
             is_recurring, kept["version"] = entry.recurrence is not None, entry.version
         else:
             is_recurring = entry.is_recurring
-        # A delivery before the due time has no lateness: it was requested, so it is not early either.
+        # A delivery before the due time was requested, so it is neither late nor early.
         has_lateness = outcome == "delivered" and ended is not None and ended >= due
         values = (
             entry.occurrence if is_recurring else kept.get("id") or entry.occurrence,
             *(entry.occurrence, entry.id, entry.key, kept.get("version"), entry.target, kept.get("type")),
             *map(
-                _micros,
+                _to_microseconds,
                 (min(entry.nominal, LATEST_MILLISECOND), due, kept.get("scheduled"), kept.get("claimed"), ended),
             ),
             outcome,
@@ -117,19 +119,19 @@ class OccurrenceFiles:
         day = (from_milliseconds(due) or EPOCH).date()
         self._added.append((day, values))
         self._added_counts[day, outcome] += 1
-        if len(self._added) >= _ROWS:
+        if len(self._added) >= _FLUSH_ROWS:
             self._added_parts += self._flush(self._added)
 
     def keep(self) -> None:
-        """Keep what was added since the last call."""
+        """Keep the occurrences that were added since the last :meth:`keep` or :meth:`drop`."""
         self._kept += self._added
         self._kept_counts += self._added_counts
         self._forget_added()
-        if len(self._kept) >= _ROWS:
+        if len(self._kept) >= _FLUSH_ROWS:
             self._flush(self._kept)
 
     def drop(self) -> None:
-        """Drop what was added since :meth:`keep`."""
+        """Drop the occurrences that were added since the last :meth:`keep` or :meth:`drop`."""
         for one in self._added_parts:
             self._folder.files.delete_file(one)
         self._forget_added()
@@ -148,7 +150,7 @@ class OccurrenceFiles:
             shutil.copyfileobj(source, file, 1 << 20)
 
     def store(self, local: Path, partition: int) -> str:
-        """Copy a local file to the folder. Returns its name there."""
+        """Copy a local file with the state of a partition to the folder. Returns the name of the copy."""
         self._folder.files.create_dir(self._folder.path(_FILES))
         name = f"{self.batch}-{partition}.db"
         with (
@@ -159,7 +161,7 @@ class OccurrenceFiles:
         return name
 
     def write_pending(self, rows: Iterable[PendingCount]) -> None:
-        """Replace the table of pending occurrences by the sums of these counts."""
+        """Replace the table of pending occurrences with the sums of these counts."""
         whole: defaultdict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 4)
         for target, hour, *counts in rows:
             whole[hour, target] = [one + more for one, more in zip(whole[hour, target], counts, strict=True)]
@@ -169,7 +171,7 @@ class OccurrenceFiles:
         self._folder.files.move(new, self._folder.path(PENDING, "part-00000.parquet"))
 
     def commit(self, streams: Mapping[str, KnownPartition]) -> None:
-        """Finish the round: what was kept and the state of all partitions count from now on."""
+        """Finish the round: write the kept occurrences, their note, and the names of the current state files."""
         self._flush(self._kept)
         if self._kept_counts:
             rows = Counter({TABLE: self._kept_counts.total()})
@@ -211,5 +213,5 @@ class OccurrenceFiles:
         parquet.write_table(table_of_rows(rows, schema), path, filesystem=self._folder.files)
 
 
-def _micros(milliseconds: int | None) -> int | None:
+def _to_microseconds(milliseconds: int | None) -> int | None:
     return None if milliseconds is None else milliseconds * 1000

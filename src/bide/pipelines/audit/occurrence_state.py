@@ -1,4 +1,4 @@
-"""State of a partition of the schedule log in an audit, with little of each message."""
+"""State of a partition of the schedule log in an audit, without the bodies of messages."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ Occurrence = WaitingSchedule | UnderWay
 _HOUR: Final = 3_600_000
 # Applications may schedule for a time after the year 9999, which Python cannot represent.
 _DUE_HOUR: Final = f"min(due, {LATEST_MILLISECOND}) / {_HOUR} AS hour"
-_PENDING: Final = f"""
+_PENDING_QUERY: Final = f"""
 SELECT target, {_DUE_HOUR}, count(*), sum(NOT is_paused AND due <= :before), sum(is_paused), 0
 FROM waiting GROUP BY target, hour
 UNION ALL
 SELECT target, {_DUE_HOUR}, count(*), sum(due <= :before), 0, count(*)
 FROM under_way GROUP BY target, hour
-"""  # noqa: S608 (numbers of our own)
+"""  # noqa: S608 (the numbers are constants)
 
 
 class PendingCount(NamedTuple):
-    """Counts of occurrences that have not ended, of one target and hour of the due time.
+    """Counts of occurrences that have not ended, for one target and one hour of the due time.
 
     Attributes:
         target: ``q:<queue>`` or ``x:<exchange>``.
         hour: the hour of the due time, in hours since the Unix epoch.
         total: all of these occurrences.
-        overdue: those whose due time is over, without paused ones.
-        paused: those that are paused.
-        under_way: those that a gate has claimed.
+        overdue: the occurrences whose due time is over, without paused ones.
+        paused: the occurrences that are paused.
+        under_way: the occurrences that a gate has claimed.
     """
 
     target: str
@@ -53,16 +53,16 @@ class PendingCount(NamedTuple):
 
 
 class OccurrenceState(SqliteState):
-    """The state, which keeps only some properties of each message, and remembers what a record has looked up.
+    """State that keeps only some properties of each message, and records which occurrences a record has looked up.
 
-    The fold does not read messages, so this state replaces each message by a small one. Its body is JSON with the id
-    and type of the original, and the times of the records that scheduled and claimed it. It has no properties, by which
-    :meth:`put` recognizes it.
+    The fold does not read messages. Therefore this state replaces each message with a small one. The body of the small
+    message is JSON: the id and type of the original, the times of the records that scheduled and claimed the original,
+    and the version of its schedule. A small message has no properties, by which :meth:`put` recognizes it.
 
     Attributes:
-        time: when the broker stored the record that is applied, in milliseconds since the Unix epoch; None while a
-            snapshot is read.
-        looked_up: the occurrences that the record has looked up, by id, as they were before it.
+        time: when the broker stored the record that the fold applies, in milliseconds since the Unix epoch; None while
+            a snapshot is read.
+        looked_up: the occurrences that the fold has looked up for this record, by id, as they were before the record.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -72,7 +72,7 @@ class OccurrenceState(SqliteState):
         self._versions: dict[str, str] = {}
 
     def begin_record(self, time: int) -> None:
-        """Begin a record: forget what the previous one has looked up.
+        """Begin a record: clear :attr:`looked_up`.
 
         Args:
             time: when the broker stored the record.
@@ -106,7 +106,7 @@ class OccurrenceState(SqliteState):
         self._versions[found.id] = found.version
 
     def put(self, entry: StateEntry) -> None:
-        """Add or replace an entry."""
+        """Add or replace an entry. A message in the entry is replaced with a small one."""
         match entry:
             case WaitingSchedule() if entry.message.properties:
                 entry = replace(entry, message=_kept(entry.message, scheduled=self.time))
@@ -120,7 +120,7 @@ class OccurrenceState(SqliteState):
         super().put(entry)
 
     def occurrences(self) -> Iterator[Occurrence]:
-        """All occurrences that wait or are under way."""
+        """The next occurrences of all waiting schedules, and all occurrences that are under way."""
         yield from self.select(ScheduleFilter())
         yield from self.all_under_way()
 
@@ -130,11 +130,11 @@ class OccurrenceState(SqliteState):
         Args:
             before: occurrences that were due at this time or earlier are overdue, unless they are paused.
         """
-        return [PendingCount(*row) for row in self._sql.execute(_PENDING, {"before": before})]
+        return [PendingCount(*row) for row in self._sql.execute(_PENDING_QUERY, {"before": before})]
 
 
 def kept_values(entry: Occurrence) -> dict[str, Any]:
-    """What the state keeps of a message."""
+    """The values that the state keeps of a message: ``id``, ``type``, ``scheduled``, ``claimed`` and ``version``."""
     found: dict[str, Any] = json.loads(entry.message.body)
     return found
 
@@ -154,12 +154,12 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 @contextmanager
 def opened(path: Path, *, is_new: bool) -> Iterator[OccurrenceState]:
-    """Open a file of the state, and keep all changes of the block.
+    """Open a file with a state, and write all changes of the block to the file at the end.
 
-    If the block raises, the file is damaged: use a copy.
+    There is no journal. If the block raises, the file is damaged, so open a copy.
 
     Args:
-        is_new: whether to create the state.
+        is_new: whether the file is empty or missing, so that a state has to be created.
 
     Raises:
         InvalidInputError: another release of bide wrote the file.

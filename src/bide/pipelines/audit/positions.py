@@ -1,8 +1,9 @@
 """Positions of an audit in the streams of a source, in a file of the folder.
 
-Both engines read from these positions, so a round of one continues where a round of the other ended. A batch counts
-from the moment when its positions are written, after its facts and their note. Before the first fact of a batch is
-written, the file says that the batch was begun; after a crash, the next round removes what it left.
+Both engines use these positions, so a round with one engine continues where a round with the other ended. The
+positions after a batch are written after its facts and their note, which commits the batch. Before the first fact of a
+batch is written, the file records that the batch has begun. After a crash, the next round removes the facts and the
+note of such a batch, and reads its messages again.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 WAY_OUT: Final = "with allow_gaps=True, or audit into another folder"
 """The advice of errors about gaps."""
 
-_PLACE: Final = "_state/positions"
+_POSITIONS: Final = "_state/positions"
 _CHECKPOINT: Final = "_checkpoint"
 
 
@@ -36,7 +37,7 @@ class Positions:
     Attributes:
         batch: the number of that batch; -1 before the first one.
         offsets: the next offset of each stream.
-        is_begun: whether the next batch may have left facts, or a note.
+        is_begun: whether the next batch has begun, so that some of its facts, or its note, may exist.
     """
 
     batch: int = -1
@@ -66,7 +67,7 @@ class NewMessages:
 
 
 class PositionFile:
-    """The file of a source.
+    """The file with the positions of a source.
 
     Args:
         source: one of :data:`bide.pipelines.audit.columns.TABLES`.
@@ -75,16 +76,16 @@ class PositionFile:
     def __init__(self, folder: Folder, source: str) -> None:
         self._folder = folder
         self._source = source
-        self._path = folder.path(_PLACE, f"{source}.json")
+        self._path = folder.path(_POSITIONS, f"{source}.json")
 
     def read(self) -> Positions:
-        """The positions; those before the first batch if there are none yet."""
+        """Read the positions. Before the first batch, they are ``Positions()``."""
         if not self._folder.exists(self._path):
             return Positions()
         return Positions(**json.loads(self._folder.read_bytes(self._path)))
 
     def write(self, positions: Positions) -> None:
-        """Write the positions, of which readers see all or nothing."""
+        """Write the positions atomically."""
         content = {"batch": positions.batch, "offsets": dict(positions.offsets), "is_begun": positions.is_begun}
         self._folder.write_json(self._path, content)
 
@@ -93,7 +94,7 @@ class PositionFile:
         return f"{self._source}-{batch}"
 
     def clear(self) -> Positions:
-        """Remove what a killed round has left of its batch, and return the positions before it."""
+        """Remove the facts and the note of a batch that a killed round began. Return the positions before it."""
         found = self.read()
         if found.is_begun:
             for table in (*TABLES[self._source], f"{UNDECODABLE}/source={self._source}"):
@@ -105,11 +106,12 @@ class PositionFile:
 
 
 def find_new(logs: StreamLogs, streams: Sequence[str], known: Mapping[str, int], *, allow_gaps: bool) -> NewMessages:
-    """What a round has to read of the streams of a source.
+    """Find the messages of a source that a round has to read.
 
     Args:
-        known: the positions after the last batch; streams without one are read from their beginning.
-        allow_gaps: leave out streams that are not named any more, and begin again with streams that are shorter.
+        known: the positions after the last batch. Streams without a position are read from their beginning.
+        allow_gaps: leave out streams that are not named any more, and read a stream that ends before its position from
+            the beginning.
 
     Raises:
         InvalidOptionError: a stream with a position is not named any more.
@@ -139,10 +141,10 @@ def find_new(logs: StreamLogs, streams: Sequence[str], known: Mapping[str, int],
 
 
 def take_over(folder: Folder) -> None:
-    """Carry the positions of an audit of version 2, which were in checkpoints of Spark, into files.
+    """Copy the positions of an audit of version 2 from the checkpoints of Spark into files.
 
-    Spark notes the end of a batch when it begins it, and again when it is complete. A batch without the second note was
-    interrupted, and is read again.
+    Spark writes the end offsets of a batch when the batch begins, and a commit when the batch is complete. A batch
+    without a commit was interrupted. Its messages are read again.
     """
     for source in TABLES:
         place = folder.path(_CHECKPOINT, source)

@@ -1,7 +1,8 @@
 """Queries of the computed tables of an audit, in the SQL that Spark and DuckDB share.
 
 The arguments are names of tables. The rows of a message are computed from all its facts. So the results do not depend
-on the order of the facts, on when they arrive, or on how often; nor on the engine, because all orders are complete.
+on when, how often, or in which order the facts arrive. They do not depend on the engine either: rows that are equal in
+an ``order by`` give the same result in any order.
 """
 
 from __future__ import annotations
@@ -13,42 +14,43 @@ from typing import Final, Protocol
 from bide.durations import to_microseconds
 
 BATCH: Final = "batch"
-"""The number of the round that wrote a row. Days are partitioned by it, so that a round replaces small parts only."""
+"""The column with the number of the round that wrote a row. Days are partitioned by it, so that a round replaces only
+small parts of a day."""
 
 GRACE: Final = timedelta(seconds=10)
-"""A message is overdue when it was due longer ago than this and is not delivered."""
+"""A message is overdue if it is not delivered this long after its due time."""
 
 SLICE_SECONDS: Final = 10
-"""Pending messages are counted by slices of the due time of this length, which are then summed by hour."""
+"""Pending messages are counted by slices of the due time. This is the length of a slice; hours are sums of slices."""
 
 WINDOW: Final = timedelta(hours=1)
 """The length of the windows ``recent`` and ``before`` in the table of failures."""
 
 SCHEDULES: Final = "schedules"
-"""The layout of messages that only the schedule log has delivered or ended."""
+"""The layout of messages that the schedule log has, unless a tap recorded the message earlier."""
 
 _SEVERITY: Final = ("processed", "retried", "failed", "expired", "discarded", "parked")
 """Kinds of events by severity. If a message went to several endpoints, the most severe one is its outcome."""
 
 _EVENT_ORDER: Final = ("failed", "retried", "processed", "expired", "discarded", "parked")
-"""Kinds of events in their order, for events of the same millisecond."""
+"""Kinds of events in the order in which they happen, for events of the same millisecond."""
 
 _END_ORDER: Final = ("skipped", "superseded", "cancelled", "unknown", "delivered", "undeliverable")
 """Outcomes of occurrences. If several have the same message id, the last one in this order is the outcome."""
 
-_SHARES: Final = (50, 95, 99)
+_PERCENTILES: Final = (50, 95, 99)
 _NEVER: Final = -9_000_000_000_000_000_000
-"""Microseconds before all times: a value without a time counts as the earliest."""
+"""Microseconds that are earlier than all times. A value without a time counts as the earliest one."""
 
 _IS_FIRST: Final = "(coalesce(f.retries, 0) = 0 and f.due is not distinct from f.first_due)"
-"""Whether a message is as its sender sent it, rather than a retry of an endpoint or a copy of an operator.
+"""Whether a fact is of the original message, rather than of a retry by an endpoint or a copy by an operator.
 
-A copy of an operator has no count of retries, but its due time differs from the first one.
+A copy by an operator has no count of retries, but its due time differs from the first due time.
 """
 
 
 class SqlForms(Protocol):
-    """What the engines write differently. Both have the functions ``unix_micros`` and ``timestamp_micros``."""
+    """SQL that the engines write differently. Both have the functions ``unix_micros`` and ``timestamp_micros``."""
 
     @property
     def unnest(self) -> str:
@@ -88,7 +90,7 @@ def messages(
         f"filter (where p.{name} is not null) as first_{name}"
         for name in ("target", "type", "layout")
     )
-    # Defined as in NServiceBus: for processed messages, from the due time or else the time of sending.
+    # As in NServiceBus: only processed messages have durations, and waiting until the due time does not count.
     durations = ", ".join(
         f"case when outcome = 'processed' then {_milliseconds(until, since)} end as {name}"
         for name, since, until in (
@@ -138,7 +140,7 @@ def messages(
                     f.kind,
                     case when f.sends > f.deliveries
                         then case when {overdue("w.last_due", now)} then 'overdue' else 'scheduled' end end,
-                    {_named(_END_ORDER, "f.ending")},
+                    {_name_of_rank(_END_ORDER, "f.ending")},
                     'delivered'
                 ) as outcome
             from found as f left join waits as w on f.message_id = w.message_id and f.day = w.day
@@ -174,7 +176,7 @@ def pending(parts: str) -> str:
 
 
 def newly_overdue(parts: str, *, now: datetime) -> str:
-    """``day`` and ``batch`` of messages that have become overdue since they were counted."""
+    """The ``day`` and ``batch`` of messages that have become overdue since *parts* were written."""
     last = to_microseconds(now - GRACE - timedelta(seconds=SLICE_SECONDS))
     return f"""
         select distinct p.day, p.{BATCH} from {parts} as p
@@ -184,10 +186,10 @@ def newly_overdue(parts: str, *, now: datetime) -> str:
 def lateness(delivered: str) -> str:
     """The table ``lateness``, by the minute in which messages were due.
 
-    Deliveries for a retry, by an endpoint or an operator, are not counted. Percentiles are interpolated.
+    Deliveries of retries by an endpoint, and of copies by an operator, do not count. Percentiles are interpolated.
     """
     key = "minute, target, day"
-    places = {share: f"(top * {share / 100}e0)" for share in _SHARES}
+    places = {share: f"(top * {share / 100}e0)" for share in _PERCENTILES}
     bounds = ", ".join(
         f"max(case when place = {which}({place}) then lateness_ms end) as {which}_{share}"
         for share, place in places.items()
@@ -269,12 +271,12 @@ def failures(parts: str) -> str:
 
 
 def overdue(due: str, now: datetime) -> str:
-    """Whether a due time was over for longer than :data:`GRACE`."""
+    """Whether a due time was over for :data:`GRACE` or longer at the time *now*."""
     return f"{due} <= timestamp_micros({to_microseconds(now - GRACE)})"
 
 
 _EVENT_KEY: Final = "f.message_id, f.day, f.endpoint, f.kind, f.retries, f.attempt, f.started, f.ended"
-"""What equals in duplicate events, which an endpoint publishes when a confirm is lost."""
+"""The columns that are equal in duplicates of an event. An endpoint publishes an event again if a confirm is lost."""
 
 
 def _outcomes(processed: str, failed: str) -> str:
@@ -323,10 +325,10 @@ def _outcomes(processed: str, failed: str) -> str:
 
 
 def _waiting(scheduled: str, delivered: str, forms: SqlForms) -> str:
-    """Targets and due times that are scheduled and not delivered, for each message that has some, and the last one.
+    """The targets and due times of each message that are scheduled and not delivered, and the last of these times.
 
-    A message that was scheduled several times, because of a retry or a duplicate publish, is delivered as often. The
-    deliveries are matched with the earliest due times.
+    Messages without such times are left out. A message that was scheduled several times, because of a retry or a
+    duplicate publish, is delivered as many times. The deliveries are matched with the earliest due times.
     """
     return f"""
         select s.message_id, s.day, max(s.due) as last_due,
@@ -346,7 +348,7 @@ def _waiting(scheduled: str, delivered: str, forms: SqlForms) -> str:
 
 
 def _floor(time: str, seconds: int) -> str:
-    """Round a time down to a multiple of *seconds* since 1970 in UTC, in any time zone of the session."""
+    """Round a time down to a multiple of *seconds* since 1970 in UTC, whatever the time zone of the session is."""
     width, micros = seconds * 1_000_000, f"unix_micros({time})"
     return f"timestamp_micros({micros} - (({micros} % {width}) + {width}) % {width})"
 
@@ -360,7 +362,7 @@ def _rank(names: Sequence[str], column: str) -> str:
     return f"case {column} {cases} else 0 end"
 
 
-def _named(names: Sequence[str], rank: str) -> str:
-    """The name with a rank; null for 0."""
+def _name_of_rank(names: Sequence[str], rank: str) -> str:
+    """The name of a rank from :func:`_rank`; null for 0."""
     cases = " ".join(f"when {number} then '{name}'" for number, name in enumerate(names, 1))
     return f"case {rank} {cases} end"

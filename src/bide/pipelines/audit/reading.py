@@ -21,11 +21,11 @@ class FactReader:
     """Reads the facts of a source, in this process or in a task of Spark.
 
     Attributes:
-        address: of the broker.
+        address: the address of the broker's streams.
         source: one of :data:`bide.pipelines.audit.columns.TABLES`.
         layouts: the layout of each stream of a tap.
-        time_zone: the zone of due times of Celery without an offset.
-        allow_gaps: leave out messages that a stream does not have any more.
+        time_zone: the time zone of Celery's due times without an offset.
+        allow_gaps: whether to leave out messages that a stream does not have any more.
     """
 
     address: Address
@@ -41,7 +41,7 @@ class FactReader:
             OffsetsLostError: the stream does not have all messages of the range any more, and gaps are not allowed.
             BrokerError: the range cannot be read.
         """
-        # One undecodable message must not end the audit of all others.
+        # raw=True, because one undecodable message must not stop the audit of all others.
         batches = Batches(message_schema(self.source), wanted.stream, raw=True)
         for chunk, first, last in chunks_of(self.address, wanted, allow_gaps=self.allow_gaps):
             for batch in batches.add(chunk, first, last):
@@ -57,7 +57,7 @@ def chunks_of(address: Address, wanted: OffsetRange, *, allow_gaps: bool) -> Ite
     """The chunks of a range, as :func:`bide.streams.range_reader.read_range` returns them.
 
     Raises:
-        OffsetsLostError: with the advice of an audit.
+        OffsetsLostError: the stream does not have all messages of the range any more. The text has :data:`WAY_OUT`.
         BrokerError: the range cannot be read.
     """
     try:

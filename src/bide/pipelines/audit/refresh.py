@@ -1,10 +1,10 @@
 """Incremental refresh of the tables that are computed from facts.
 
-Only messages with new facts are computed again, from all their facts. Rows of Parquet files cannot be replaced, so a
-round writes its messages as a new batch, and rewrites the earlier batches that had some of these messages without them.
-The facts of a message usually arrive within a short time, so these batches are few and recent.
+A round computes only messages with new facts again, from all facts of these messages. Rows of Parquet files cannot be
+replaced. Therefore the round writes these messages as a new batch, and rewrites the earlier batches that have any of
+them, to leave them out. The facts of a message usually arrive within a short time, so these batches are few and recent.
 
-Of all other messages, only the column of message ids is read, for the days of the new facts.
+To find these batches, the round reads only the column of message ids, on the days of the new facts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
 BROADCAST_IDS: Final = 300_000
-"""Up to this many message ids are broadcast to all tasks; a join with more ids sorts both sides."""
+"""The largest number of message ids that are broadcast to all tasks. A join with more ids sorts both sides."""
 
 _MESSAGES: Final = "messages"
 _MINUTE_KEY: Final = ("minute", "target", "day")
@@ -35,8 +35,8 @@ _MINUTE_KEY: Final = ("minute", "target", "day")
 def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: datetime) -> set[date]:
     """Compute the tables again for messages with new facts, and for messages that have become overdue.
 
-    After an interruption, a refresh with the same notes has the same result: days that were partly replaced are
-    computed again as a whole.
+    After an interruption, a refresh with the same notes has the same result: days that the interrupted refresh changed
+    are computed again as a whole.
 
     Args:
         notes: the notes of batches whose facts are new.
@@ -51,14 +51,14 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
             fresh[table] |= note.batches
     unfinished = folder.unfinished_work()
     for table in FACTS:
-        # In a day that was partly replaced, messages without new facts may be missing or duplicated too.
+        # On a day that an interrupted round changed, messages without new facts may be missing or duplicated too.
         fresh[table] |= {(day, one) for day in unfinished.days for one in folder.batches(table, day)}
     overdue = tables.newly_overdue(folder.read(spark, PENDING_STATE, tables.PENDING_PARTS), now=now)
-    again = {(row["day"], row["batch"]) for row in overdue.collect()} | unfinished.batches
-    days = {day for some in (*fresh.values(), again) for day, _ in some}
+    to_rewrite = {(row["day"], row["batch"]) for row in overdue.collect()} | unfinished.batches
+    days = {day for some in (*fresh.values(), to_rewrite) for day, _ in some}
     failed = {day for day, _ in fresh["failed"]}
     if days:
-        _refresh_messages(spark, folder, fresh, again, now=now)
+        _refresh_messages(spark, folder, fresh, to_rewrite, now=now)
         if fresh["delivered"]:
             _refresh_lateness(spark, folder, fresh["delivered"])
         if failed:
@@ -83,12 +83,12 @@ def compact(spark: SparkSession, folder: Folder, days: Collection[date]) -> None
 
 
 def _refresh_messages(
-    spark: SparkSession, folder: Folder, fresh: Mapping[str, set[Batch]], again: set[Batch], *, now: datetime
+    spark: SparkSession, folder: Folder, fresh: Mapping[str, set[Batch]], to_rewrite: set[Batch], *, now: datetime
 ) -> None:
     """Refresh the table of messages, and the counts of pending messages.
 
     Args:
-        again: batches of messages to rewrite for other reasons than new facts.
+        to_rewrite: batches of messages to rewrite for other reasons than new facts.
     """
     days = {day for some in fresh.values() for day, _ in some}
     new = {table: folder.read_batches(spark, table, facts.SCHEMAS[table], fresh.get(table, ())) for table in FACTS}
@@ -109,10 +109,10 @@ def _refresh_messages(
         computed = tables.messages(*whole, now=now).withColumn(BATCH, F.lit(number).cast("long"))
 
         merged = _to_merge(folder, days)
-        replaced = found[_MESSAGES] | again | merged
+        replaced = found[_MESSAGES] | to_rewrite | merged
         kept = folder.read_batches(spark, _MESSAGES, tables.MESSAGES, replaced).join(ids, list(tables.KEY), "left_anti")
         if merged:
-            batch = F.when(_is_one_of(merged), F.lit(number)).otherwise(F.col(BATCH))
+            batch = F.when(_is_in_batches(merged), F.lit(number)).otherwise(F.col(BATCH))
             kept = kept.withColumn(BATCH, batch.cast("long"))
         touched = replaced | {(day, number) for day in days}
         folder.begin_work(touched)
@@ -127,7 +127,7 @@ def _refresh_messages(
 def _batches_with(
     spark: SparkSession, folder: Folder, fresh: Mapping[str, set[Batch]], days: Collection[date], ids: DataFrame
 ) -> defaultdict[str, set[Batch]]:
-    """The earlier batches that have any of these messages, by table."""
+    """The earlier batches of facts and of messages that have any of the messages in *ids*, by table."""
     candidates = []
     for table in (*FACTS, _MESSAGES):
         old = {(day, one) for day in days for one in folder.batches(table, day)} - fresh.get(table, set())
@@ -147,7 +147,7 @@ def _to_merge(folder: Folder, days: Collection[date]) -> set[Batch]:
     return {(day, one) for day in days for one in merging.to_merge(folder, _MESSAGES, day)}
 
 
-def _is_one_of(batches: Collection[Batch]) -> Column:
+def _is_in_batches(batches: Collection[Batch]) -> Column:
     by_day: defaultdict[date, list[int]] = defaultdict(list)
     for day, number in sorted(batches):
         by_day[day].append(number)
@@ -164,7 +164,7 @@ def _refresh_lateness(spark: SparkSession, folder: Folder, fresh: set[Batch]) ->
         span = minutes.agg(*(F.unix_micros(one("minute")) for one in (F.min, F.max))).collect()[0]
         old = {(day, one) for day in days for one in folder.batches("delivered", day)} - fresh
         if old and span[0] is not None:
-            # Spark skips most files here, because messages of the same time are in the same files.
+            # This filter lets Spark skip most files, because messages of the same time are in the same files.
             first, end = (F.timestamp_micros(F.lit(one)) for one in (span[0], span[1] + 60_000_000))
             rows = folder.read_batches(spark, "delivered", schema, old)
             rows = tables.released(rows.where((F.col("due") >= first) & (F.col("due") < end)))

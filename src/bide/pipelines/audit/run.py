@@ -1,9 +1,9 @@
-"""Run of an audit: taps and the events stream are appended to Parquet tables.
+"""Round of an audit: new messages become facts, and the computed tables are refreshed.
 
-A round (:func:`run`) reads each source from its position in the folder, and appends the facts
-(:mod:`bide.pipelines.audit.fact_rows`). Then it computes the other tables (:mod:`bide.pipelines.audit.queries`) again.
-Both are done by an engine: this process (:mod:`bide.pipelines.audit.small`), or Spark
-(:mod:`bide.pipelines.audit.with_spark`).
+A round (:func:`run`) reads the streams of each source from the positions in the folder, and appends the facts
+(:mod:`bide.pipelines.audit.fact_rows`). Then the round reads the schedule log, and computes the other tables
+(:mod:`bide.pipelines.audit.queries`) again. An engine appends and computes: this process
+(:mod:`bide.pipelines.audit.small`), or Spark (:mod:`bide.pipelines.audit.with_spark`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BATCH_ROWS: Final = 1_000_000
 
 
 class AuditEngine(Protocol):
-    """What appends facts to the tables of a folder, and computes the other tables."""
+    """An engine that appends facts to the tables of a folder, and computes the other tables."""
 
     def append(self, reader: FactReader, ranges: Sequence[OffsetRange], batch: int) -> tuple[dict[str, int], set[date]]:
         """Append the facts of a batch. Returns the number of rows by table, and their days."""
@@ -64,9 +64,9 @@ class Sources:
         schedules: the streams of the schedule log.
         port: the port of the stream protocol; None for the default.
         batch_rows: the largest number of messages in a batch.
-        allow_gaps: continue when the retention of a stream has removed messages before they were read, or when a
-            stream of an earlier round does not exist or is not named any more.
-        time_zone: the zone of due times of Celery without an offset.
+        allow_gaps: whether to continue when the retention of a stream has removed messages before they were read, when
+            a stream of an earlier round was deleted or declared again, or when it is not named any more.
+        time_zone: the time zone of Celery's due times without an offset.
     """
 
     url: str = field(repr=False)
@@ -80,7 +80,11 @@ class Sources:
     time_zone: str = "UTC"
 
     def of(self, source: str) -> tuple[Sequence[str], Mapping[str, str]]:
-        """The streams of a source of messages, and their layouts."""
+        """The streams of a source, and their layouts.
+
+        Args:
+            source: one of :data:`bide.pipelines.audit.columns.TABLES`.
+        """
         if source == "events":
             return self.events, {}
         layouts = self.scheduled if source == "scheduled" else self.delivered
@@ -97,15 +101,15 @@ class Round:
     """The result of a round.
 
     Attributes:
-        rows: new facts by table, including those of an earlier run that was killed before it refreshed the tables.
-        ended: new occurrences of schedules by outcome.
+        rows: new facts by table, including those of an earlier round that was killed before it refreshed the tables.
+        ended: occurrences of schedules that have newly ended, by outcome.
         schedules: schedules that have not ended; None without a schedule log.
         undecodable: messages that were written as raw bytes, because they are not AMQP 1.0.
         days: the number of days whose messages were computed again.
         pending: messages that are scheduled and not delivered, without those in the schedule log.
-        overdue: those of them whose due time is over.
-        read_seconds: time to read and write facts.
-        seconds: time of the whole round.
+        overdue: the pending messages that were due more than :data:`bide.pipelines.audit.queries.GRACE` ago.
+        read_seconds: the time that it took to read the streams and to write facts.
+        seconds: the time that the whole round took.
     """
 
     rows: Mapping[str, int]
@@ -125,15 +129,17 @@ def run(spark: SparkSession | None, sources: Sources, folder: Folder) -> Round:
     A round locks the folder. To keep the lock between several rounds, hold :meth:`Folder.lock` around them.
 
     Args:
-        spark: the session; None to run in this process, without Spark. Rounds of both can take turns.
+        spark: the session; None to run in this process, without Spark. Rounds with and without Spark can take turns.
 
     Raises:
         FolderInUseError: another audit uses the folder.
         PySparkException: a task failed, with the error of bide in its message; see
             :func:`bide.pipelines.session.spark_errors`.
         InvalidInputError: the folder contains other files, or the state of another release of bide.
-        OffsetsLostError: records were lost that were not read, and gaps are not allowed.
-        ScheduleLogError: the beginning of the schedule log was removed, and it has no complete snapshot.
+        InvalidOptionError: a stream of an earlier round is not named any more, and gaps are not allowed.
+        OffsetsLostError: messages were lost before the audit read them, and gaps are not allowed.
+        ScheduleLogError: the beginning of the schedule log was removed, and the log has no complete snapshot.
+        NewerRecordError: a later release of bide wrote to the schedule log.
         BrokerError: a stream cannot be read.
     """
     folder.begin()
@@ -153,7 +159,7 @@ def _engine(spark: SparkSession | None, folder: Folder) -> AuditEngine:
 
 def _run(engine: AuditEngine, sources: Sources, folder: Folder) -> Round:
     began = time.monotonic()
-    # Taken before the streams are read: a message that was due by now and delivered on time is then in the streams.
+    # The time before the streams are read: a message that was due by then and delivered on time is in the streams.
     now = datetime.now(UTC)
     if folder.version == BEFORE:
         take_over(folder)
@@ -162,7 +168,7 @@ def _run(engine: AuditEngine, sources: Sources, folder: Folder) -> Round:
     merging.finish(folder)
     with StreamLogs(sources.address) as logs:
         for source in TABLES:
-            _read(engine, sources, folder, source, logs)
+            _append_facts(engine, sources, folder, source, logs)
     schedules = read_schedule_log(
         sources.address, tuple(sources.schedules), folder, now=now, allow_gaps=sources.allow_gaps
     )
@@ -189,7 +195,7 @@ def _run(engine: AuditEngine, sources: Sources, folder: Folder) -> Round:
     )
 
 
-def _read(engine: AuditEngine, sources: Sources, folder: Folder, source: str, logs: StreamLogs) -> None:
+def _append_facts(engine: AuditEngine, sources: Sources, folder: Folder, source: str, logs: StreamLogs) -> None:
     """Append the facts of the messages that the streams of a source have now."""
     file = PositionFile(folder, source)
     known = file.clear()
@@ -206,7 +212,7 @@ def _read(engine: AuditEngine, sources: Sources, folder: Folder, source: str, lo
     )
     position = Positions(batch=known.batch, offsets=new.begin)
     if position != known:
-        # New streams; and with gaps allowed, without those that are left out from now on.
+        # Streams are new or, with gaps allowed, left out or read from the beginning.
         file.write(position)
     for ranges, offsets in new.batches(sources.batch_rows):
         file.write(replace(position, is_begun=True))

@@ -40,7 +40,7 @@ UNKNOWN: Final = "unknown"
 """The outcome of an occurrence that ended in a record which the audit could not read."""
 
 _ATTEMPTS: Final = 3
-"""Attempts to begin with a snapshot. An attempt fails if retention removes its records before they are read."""
+"""Attempts to build a state. An attempt fails if retention removes records before they are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,10 +48,11 @@ class PendingSchedules:
     """Schedules that have not ended.
 
     Attributes:
-        waiting: schedules that wait, the paused ones included.
+        waiting: schedules that wait for an occurrence, including paused ones.
         paused: schedules that are paused.
         under_way: occurrences that a gate has claimed, and has not reported as delivered or undeliverable.
-        overdue: schedules and occurrences whose due time is over, without paused ones.
+        overdue: schedules and occurrences that were due more than :data:`bide.pipelines.audit.queries.GRACE` ago,
+            without paused ones.
     """
 
     waiting: int = 0
@@ -73,19 +74,22 @@ def read_schedule_log(
 ) -> PendingSchedules | None:
     """Read the records that are in the log now, and append the occurrences that they ended to a table.
 
-    Nothing is written to the broker. A round that is killed is done again by the next one, with the same result.
+    Nothing is written to the broker. If a round is killed, the next round reads the same records again, with the same
+    result.
 
     Args:
         streams: the streams of the log that exist.
-        now: schedules that were due more than :data:`bide.pipelines.audit.queries.GRACE` before this are overdue.
-        allow_gaps: continue although records or a stream were lost. What ended in them has the outcome ``unknown``.
+        now: schedules that were due more than :data:`bide.pipelines.audit.queries.GRACE` before this time are overdue.
+        allow_gaps: whether to continue although records or a stream were lost. Occurrences that ended in lost records
+            have the outcome ``unknown``.
 
     Returns:
-        The pending schedules; None if there is no log, and never was one.
+        The pending schedules; None if there is no log, and no earlier round has read one.
 
     Raises:
-        OffsetsLostError: records were lost that the audit had not read.
-        ScheduleLogError: the beginning of the log was removed, and it has no complete snapshot.
+        OffsetsLostError: records were lost before the audit read them, and gaps are not allowed.
+        ScheduleLogError: the beginning of the log was removed, the log has no complete snapshot, and gaps are not
+            allowed.
         NewerRecordError: a later release of bide wrote to the log.
         InvalidInputError: another release of bide wrote the state in the folder.
         BrokerError: the log cannot be read.
@@ -136,18 +140,19 @@ class _PartitionReader:
         self._allow_gaps = allow_gaps
         self._stream = NAMES.log(number)
         self._exchanges = BoundedCache[bytes, str]()
-        self._is_other_log = False
+        self._is_recreated = False
         self._ended: set[str] | None = None
 
     def follow(self, known: KnownPartition | None, path: Path) -> KnownPartition | None:
         """Read the new records.
 
         Returns:
-            The state after them; None if gaps are allowed, and the log has neither its beginning nor a snapshot.
+            The state after these records; None if gaps are allowed, and the log has neither its beginning nor a
+            complete snapshot.
         """
         end = self._logs.end(self._stream)
         if known is None:
-            return self._begin(path, end, after=-1)
+            return self._build(path, end, after=-1)
         self._files.fetch(known, path)
         try:
             with opened(path, is_new=False) as state:
@@ -157,9 +162,9 @@ class _PartitionReader:
         except OffsetsLostError as error:
             if not self._allow_gaps:
                 raise
-            log.warning("%s; what ended in them has the outcome %r", error, UNKNOWN)
+            log.warning("occurrences that ended in a gap get the outcome %r: %s", UNKNOWN, error)
             self._files.drop()
-            return self._begin_again(known, path, end)
+            return self._rebuild(known, path, end)
         self._files.keep()
         file = self._files.store(path, self._number) if changes else known.file
         return KnownPartition(file=file, position=position)
@@ -186,8 +191,8 @@ class _PartitionReader:
         """Read from the last record on. Returns whether the entries of the state have changed."""
         last = state.position.offset
         if end <= last:
-            raise self._recreated(last, end)
-        # The last record is read again, to know that this is still the same log.
+            raise self._recreated_error(last, end)
+        # The last record is read again, to check that the stream was not deleted and declared again.
         start = max(last, 0)
         if (first := self._logs.first(self._stream)) == last + 1:
             start = first
@@ -197,14 +202,14 @@ class _PartitionReader:
         """Apply records from an offset on.
 
         Args:
-            after: occurrences that a record up to this offset ended are in the table already.
+            after: the table already has the occurrences that ended at offsets up to this one.
         """
         follower = LogFollower(ScheduleFold(state, self._number), NAMES)
         last, has_changed = state.position.offset, False
         for one in self._records(start, end):
             if one.offset <= last:
                 if one.offset == last and state.position.checksum not in (0, zlib.crc32(one.body)):
-                    raise self._recreated(last, end)
+                    raise self._recreated_error(last, end)
                 continue
             state.begin_record(one.time)
             read = follower.read(one.offset, one.exchange, one.body)
@@ -224,16 +229,16 @@ class _PartitionReader:
             )
         return has_changed
 
-    # -- a snapshot as the beginning
+    # -- building a state
 
-    def _begin(self, path: Path, end: int, *, after: int) -> KnownPartition | None:
-        """Build the state from the records in the log, or from a snapshot and the records behind it."""
+    def _build(self, path: Path, end: int, *, after: int) -> KnownPartition | None:
+        """Build a state from all records, or from a snapshot and later records if the first ones were removed."""
         for attempt in range(1, _ATTEMPTS + 1):
             path.unlink(missing_ok=True)
             try:
                 with opened(path, is_new=True) as state:
                     if (first := self._logs.first(self._stream)) > 0:
-                        self._take_snapshot(state, first, end)
+                        self._load_snapshot(state, first, end)
                     self._fold(state, max(state.position.offset, 0), end, after=after)
                     position = replace(state.position)
                 self._files.keep()
@@ -242,21 +247,21 @@ class _PartitionReader:
                 self._files.drop()
                 if attempt == _ATTEMPTS:
                     raise
-                log.info("beginning again with %s: %s", self._stream, error)
+                log.info("reading %s again from a later snapshot: %s", self._stream, error)
             except ScheduleLogError as error:
                 if not self._allow_gaps:
                     raise
-                log.warning("%s; it is left out", error)
+                log.warning("leaving out %s: %s", self._stream, error)
                 return None
         raise AssertionError("the last attempt raises")
 
-    def _begin_again(self, known: KnownPartition, path: Path, end: int) -> KnownPartition | None:
-        """Build the state anew. Occurrences that it lacks have ended without a record that can be read."""
+    def _rebuild(self, known: KnownPartition, path: Path, end: int) -> KnownPartition | None:
+        """Build a new state. Occurrences of the old state that the new one lacks ended in lost records."""
         self._files.fetch(known, path)
         with opened(path, is_new=False) as state:
             before = {one.occurrence: one for one in state.occurrences()}
         self._ended = set()
-        found = self._begin(path, end, after=-1 if self._is_other_log else known.position.offset)
+        found = self._build(path, end, after=-1 if self._is_recreated else known.position.offset)
         if found is None:
             return None
         with opened(path, is_new=False) as state:
@@ -271,8 +276,8 @@ class _PartitionReader:
     def _end_unknown(self, entry: Occurrence) -> None:
         self._files.add(entry, UNKNOWN, ended=None, stream=self._stream, offset=None)
 
-    def _take_snapshot(self, state: OccurrenceState, first: int, end: int) -> None:
-        """Begin with the earliest snapshot whose following records are all in the log."""
+    def _load_snapshot(self, state: OccurrenceState, first: int, end: int) -> None:
+        """Load the earliest complete snapshot after which the log has all records."""
         found = self._find_snapshot(first, end)
         missing = set(found.numbers)
         assert found.position.snapshot is not None
@@ -293,7 +298,7 @@ class _PartitionReader:
             if found is not None and found.position.offset >= first:
                 return found
         raise ScheduleLogError(
-            f"the schedule log {self._stream} begins at offset {first} and has no complete snapshot: run a gate, "
+            f"the schedule log {self._stream} begins at offset {first:,} and has no complete snapshot: run a gate, "
             "which writes one"
         )
 
@@ -308,7 +313,7 @@ class _PartitionReader:
                     yield _StoredRecord(chunk.first + place, chunk.timestamp, exchange, body)
 
     def _parse(self, data: object) -> tuple[str, bytes]:
-        """The exchange and the body of a message. One that is not AMQP counts as a record that changes nothing."""
+        """The exchange and the body of a message. Both are empty if the message is not AMQP 1.0: it changes nothing."""
         if not isinstance(data, bytes):
             return "", b""
         try:
@@ -321,8 +326,8 @@ class _PartitionReader:
             return "", b""
         return exchange, found.body or b""
 
-    def _recreated(self, last: int, end: int) -> OffsetsLostError:
-        self._is_other_log = True
+    def _recreated_error(self, last: int, end: int) -> OffsetsLostError:
+        self._is_recreated = True
         return OffsetsLostError(
             f"the stream {self._stream!r} ends at offset {end:,} and does not have the record at offset {last:,} that "
             f"was read before: it was deleted and declared again. Continue {WAY_OUT}",

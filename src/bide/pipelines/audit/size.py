@@ -1,4 +1,4 @@
-"""Size of a round of an audit, by which its engine is chosen."""
+"""Size of a round of an audit, which decides its engine."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def check_small(sources: Sources, folder: Folder, *, largest: int | None) -> str
     """Check that this process can run a round, and describe its size.
 
     Args:
-        largest: the largest size of the folder, and of the new messages, in bytes; None for any size.
+        largest: the largest size in bytes, for the folder and for the new messages each; None for any size.
 
     Raises:
-        NeedsSparkError: the folder is a URI, or one of them is too large.
+        NeedsSparkError: the folder is a URI, or the folder or the new messages are too large.
         BrokerError: the streams cannot be read.
     """
     if is_uri(folder.place):
@@ -40,13 +40,13 @@ def check_small(sources: Sources, folder: Folder, *, largest: int | None) -> str
 
 
 def _bytes_of_new(sources: Sources, folder: Folder) -> float:
-    """About how many bytes the new messages of all sources have, by the first ones of each stream."""
+    """Estimate the bytes of the new messages of all sources, from the size of the first new ones of each stream."""
     size = 0.0
     with StreamLogs(sources.address) as logs:
         for source in TABLES:
             known = PositionFile(folder, source).read().offsets
             streams, _ = sources.of(source)
-            # A gap is reported by the round itself.
+            # The round itself reports gaps.
             new = find_new(logs, streams, known, allow_gaps=True)
             for stream, begin in new.begin.items():
                 if (count := new.end[stream] - begin) > 0:

@@ -1,6 +1,7 @@
-"""Small audits in this process: facts are files of Arrow, and DuckDB computes the tables.
+"""Small audits in this process, with Arrow and DuckDB.
 
-Unlike Spark, which computes only messages with new facts, a round computes each day that has new facts as a whole.
+Arrow reads and writes the files, and DuckDB computes the tables. A round computes all messages of each day that has new
+facts. (With Spark, a round computes only the messages that have new facts.)
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ from bide.streams.range_reader import OffsetRange
 if TYPE_CHECKING:
     import duckdb
 
-_NEW: Final = "_state/new.parquet"
+_NEW_FILE: Final = "_state/new.parquet"
 _MESSAGES: Final = "messages"
-_FUNCTIONS: Final = """
+_MACROS: Final = """
     create macro unix_micros(moment) as epoch_us(moment);
     create macro timestamp_micros(number) as make_timestamp(cast(number as bigint));
 """
@@ -69,7 +70,7 @@ _FORMS: Final = _DuckdbForms()
 
 
 class SmallAudit:
-    """Rounds in this process.
+    """Engine for rounds in this process.
 
     Args:
         folder: a folder on this machine.
@@ -164,7 +165,7 @@ class SmallAudit:
     # -- Files
 
     def _read_all(self, table: str, schema: pa.Schema) -> pa.Table:
-        """A table of all days, with the number of the batch if the schema has it."""
+        """Read a table of all days. Rows have the number of their batch if the schema has that column."""
         days = (
             name.partition("=")[2] for name in self._folder.entries(self._folder.path(table)) if name.startswith("day=")
         )
@@ -179,7 +180,7 @@ class SmallAudit:
                 yield self._read(f"{place}/batch={batch}", day, schema, batch=batch)
 
     def _read(self, place: str, day: date | None, schema: pa.Schema, *, batch: int = 0) -> pa.Table:
-        """The rows of the files in a folder, with the columns that its name has."""
+        """Read the files in a folder, and add the columns ``day`` and ``batch`` if the schema has them."""
         named = {"day": (pa.date32(), day), BATCH: (pa.int64(), batch)}
         stored = [one for one in schema if one.name not in named]
         found = [schema.empty_table()]
@@ -187,7 +188,7 @@ class SmallAudit:
             if is_hidden(name) or not name.endswith(".parquet"):
                 continue
             with self._folder.files.open_input_file(self._folder.path(place, name)) as file:
-                # Spark writes times of the type INT96.
+                # Spark writes times as INT96, which Arrow would read as nanoseconds.
                 whole = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
                 rows = whole.read(columns=[one.name for one in stored])
             columns = {one.name: rows.column(one.name).cast(one.type) for one in stored}
@@ -202,9 +203,9 @@ class SmallAudit:
             self._replace(found.get(day), f"{table}/day={day}", *(() if batch is None else (f"batch={batch}",)))
 
     def _replace(self, rows: pa.Table | None, place: str, *below: str) -> None:
-        """Replace a folder by one file in a folder below it, or only delete it if there are no rows.
+        """Replace a folder with one file, in the subfolder *below* if given. Without rows, only delete the folder.
 
-        File names are not used again, by which an interruption is noticed.
+        File names are never reused, so that :meth:`Folder.unfinished_work` can see which days have changed.
         """
         if self._folder.exists(old := self._folder.path(place)):
             self._folder.files.delete_dir(old)
@@ -212,19 +213,19 @@ class SmallAudit:
             self._write(rows, place, *below)
 
     def _write(self, rows: pa.Table, *parts: str) -> None:
-        """Write a file, which appears in its folder as a whole."""
-        new, folder = self._folder.path(_NEW), self._folder.path(*parts)
+        """Write a file into a folder atomically."""
+        new, folder = self._folder.path(_NEW_FILE), self._folder.path(*parts)
         parquet.write_table(rows, new, filesystem=self._folder.files)
         self._folder.files.create_dir(folder)
         self._folder.files.move(new, posixpath.join(folder, f"part-00000-{uuid4()}.parquet"))
 
 
 class _Tables:
-    """Tables in a database of DuckDB."""
+    """Arrow tables that are registered in a DuckDB database."""
 
     def __init__(self, database: duckdb.DuckDBPyConnection) -> None:
         self._database = database
-        self._database.execute(_FUNCTIONS)
+        self._database.execute(_MACROS)
 
     def add(self, name: str, rows: pa.Table) -> None:
         """Add or replace a table."""
@@ -236,18 +237,18 @@ class _Tables:
         return self._database.execute(query).fetchall()
 
     def table(self, query: str, schema: pa.Schema) -> pa.Table:
-        """A result with the columns and types of a schema; times of DuckDB are in UTC."""
+        """The result of a query, with the columns and types of a schema. DuckDB's times are in UTC."""
         return table_of_rows(self.rows(query), schema)
 
 
 def _without_zone(kind: pa.DataType) -> pa.DataType:
-    """The type without the zone of times: comparisons of times with a zone need an extension of DuckDB."""
+    """The type without the zone of times: some comparisons of times with a zone need DuckDB's extension ``icu``."""
     if pa.types.is_list(kind):
         return pa.list_(pa.struct([(one.name, _without_zone(one.type)) for one in kind.value_type]))
     return pa.timestamp("us") if kind == MOMENT else kind
 
 
 def _by_day(rows: pa.Table) -> Iterator[tuple[date, pa.Table]]:
-    """The rows of each day, without the column."""
+    """The rows of each day, without the column ``day``."""
     for day in pc.unique(rows.column("day")).to_pylist():
         yield day, rows.filter(pc.equal(rows.column("day"), day)).drop_columns(["day"])

@@ -29,11 +29,11 @@ _PREFIXED: Final = ("clock", "celery")
 
 
 def candidates(layouts: Iterable[str] = (), *, prefix: str | None = None) -> list[DelayInfrastructure]:
-    """The infrastructures whose taps the audit looks for.
+    """The delay infrastructures whose taps the audit looks for.
 
     Args:
         layouts: the names of the layouts; if empty, all layouts with taps.
-        prefix: the prefix of the layouts that support one.
+        prefix: the prefix of names, for layouts that support a prefix; None for the default of each layout.
 
     Raises:
         InvalidInputError: a layout is unknown, or the prefix is invalid.
@@ -52,15 +52,17 @@ def find_sources(
     allow_gaps: bool = False,
     time_zone: str = "UTC",
 ) -> Sources:
-    """Find the existing streams of the taps of these infrastructures, of events, and of the schedule log.
+    """Find the streams that exist: those of the taps of these infrastructures, of events, and of the schedule log.
 
     Args:
         url: the URL of the broker, with the password.
         infrastructures: the infrastructures whose taps to look for.
-        all_tapped: whether each infrastructure must have taps; if not, those without taps are left out.
-        events: the names of events streams; if empty, the default one.
+        all_tapped: whether each infrastructure must have taps. If not, infrastructures without taps are left out.
+        events: the names of events streams, which must exist; if empty, the default one, which is left out if missing.
         port: the port of the stream protocol; None for :func:`bide.admin.locate.stream_port`, or else the default.
-        time_zone: the zone of due times of Celery without an offset.
+        batch_rows: see :class:`~bide.pipelines.audit.run.Sources`.
+        allow_gaps: see :class:`~bide.pipelines.audit.run.Sources`.
+        time_zone: the time zone of Celery's due times without an offset.
 
     Raises:
         InvalidInputError: the time zone is unknown.
@@ -83,20 +85,20 @@ def find_sources(
         existing |= _readable(logs, schedules)
     if missing := [name for name in named if name not in existing]:
         raise TargetNotFoundError(
-            f"there is no events stream {', '.join(map(repr, missing))} on this virtual host: name one that endpoints "
-            "write with bide.EventStream(), or leave out the name for the default one",
+            f"there is no events stream {', '.join(map(repr, missing))} on this virtual host: name a stream that "
+            "endpoints write with bide.EventStream(), or leave out the name for the default stream",
         )
     tapped = {layout for name, layout in (*scheduled.items(), *delivered.items()) if name in existing}
     if all_tapped and (untapped := sorted({*scheduled.values()} - tapped)):
         raise NotAppliedError(
-            f"the layout {' and '.join(untapped)} has no streams of taps on this virtual host: call "
+            f"no streams of taps exist on this virtual host for {' and '.join(untapped)}: call "
             "bide.admin.taps.turn_on(...) with the same layout and prefix"
         )
     if not existing:
         raise NotAppliedError(
-            f"there is nothing to audit: neither the streams of taps ({', '.join(scheduled)}) nor {', '.join(events)} "
-            f"nor those of a schedule log ({NAMES.operations}) exist: call bide.admin.taps.turn_on(...) with the same "
-            "layout and prefix, or give endpoints a bide.EventStream()"
+            f"there is nothing to audit: neither the streams of taps ({', '.join(scheduled)}) nor the events stream "
+            f"{' or '.join(events)} nor a schedule log ({NAMES.operations}) exist on this virtual host: call "
+            "bide.admin.taps.turn_on(...) with the same layout and prefix, or give endpoints a bide.EventStream()"
         )
     return Sources(
         url=url,
@@ -116,11 +118,11 @@ def _filter(streams: Mapping[str, str], existing: set[str]) -> dict[str, str]:
 
 
 def _readable(logs: StreamLogs, schedules: Sequence[str]) -> set[str]:
-    """The streams of the schedule log that exist; none if the user may not read them. Not every audit needs them."""
+    """The streams of the schedule log that exist; none if the user may not read them, because many audits need none."""
     try:
         return {name for name in schedules if _exists(logs, name)}
     except AccessRefusedError as error:
-        log.warning("schedules are left out: %s", error)
+        log.warning("leaving out the schedule log: %s", error)
         return set()
 
 

@@ -1,4 +1,4 @@
-"""Computed tables of an audit in Spark; see :mod:`bide.pipelines.audit.queries`."""
+"""Computed tables of an audit in Spark, with the SQL of :mod:`bide.pipelines.audit.queries`."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def pending(parts: DataFrame) -> DataFrame:
 
 
 def newly_overdue(parts: DataFrame, *, now: datetime) -> DataFrame:
-    """``day`` and ``batch`` of messages that have become overdue since they were counted."""
+    """The ``day`` and ``batch`` of messages that have become overdue since *parts* were written."""
     return _run(queries.newly_overdue("{parts}", now=now), parts=parts)
 
 
@@ -113,4 +113,4 @@ def failures(parts: DataFrame) -> DataFrame:
 
 def _run(query: str, **tables: DataFrame) -> DataFrame:
     session = next(iter(tables.values())).sparkSession
-    return session.sql(query, **tables)  # type: ignore[arg-type]  # tables by name
+    return session.sql(query, **tables)  # type: ignore[arg-type]  # no table is named args

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class SparkAudit:
-    """Rounds in a session of Spark.
+    """Engine for rounds in a Spark session.
 
     Args:
         folder: a folder that the driver and all executors can access.
@@ -41,11 +41,11 @@ class SparkAudit:
 
     def append(self, reader: FactReader, ranges: Sequence[OffsetRange], batch: int) -> tuple[dict[str, int], set[date]]:
         """Append the facts of a batch. Returns the number of rows by table, and their days."""
-        # Otherwise each stream would be a single task.
+        # Without the split, each stream would be read by a single task.
         tasks = split(ranges, self._tasks)
         numbers = self._spark.range(0, len(tasks), 1, len(tasks))
-        # Cached, because several tables are written, and reading the streams takes longest.
-        read = numbers.mapInArrow(_reading(reader, tasks), facts.spark_schema(reader.source)).persist()
+        # Persisted, because several tables are written from the facts, and reading the streams takes longest.
+        read = numbers.mapInArrow(_make_reader(reader, tasks), facts.spark_schema(reader.source)).persist()
         counts: dict[str, int] = {}
         days: set[date] = set()
         try:
@@ -75,8 +75,8 @@ class SparkAudit:
         return count or 0, overdue or 0
 
 
-def _reading(reader: FactReader, tasks: Sequence[OffsetRange]) -> Callable[[Any], Iterator[pa.RecordBatch]]:
-    """A function for ``mapInArrow``, which reads the ranges with the numbers in its input."""
+def _make_reader(reader: FactReader, tasks: Sequence[OffsetRange]) -> Callable[[Any], Iterator[pa.RecordBatch]]:
+    """Make a function for ``mapInArrow``, whose input has the numbers of the ranges to read."""
 
     def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:

@@ -12,9 +12,11 @@ from bide.pipelines.charts.scale import Linear, Logarithmic, Times
 
 TICK_SIZE: Final = 11
 TICK_WIDTH: Final = 74
-"""Width of the text of a time, in pixels."""
+"""Width in pixels that is reserved for the text of a time."""
 
-_LATE_WIDTH: Final = 50
+_DURATION_WIDTH: Final = 50
+"""Width in pixels that is reserved for the text of a duration."""
+
 _EDGE: Final = 10
 """How far texts may extend beyond the left and right edge of a plot, in pixels."""
 
@@ -33,7 +35,7 @@ def time_axis(times: Times, frame: Frame, *, panels: Sequence[Frame] | None = No
     """Times below the plot, with vertical grid lines.
 
     Args:
-        panels: the parts of the plot that have grid lines, with texts between them; None for the whole plot.
+        panels: the parts of the plot that get grid lines, if there is text between the parts; None for the whole plot.
     """
     about = max(int((frame.right - frame.left) / TICK_WIDTH), 2)
     for moment, upper, lower in times.ticks(about):
@@ -63,9 +65,9 @@ def late_axis(scale: Logarithmic, frame: Frame, *, panels: Sequence[Frame] | Non
     """Durations below the plot, with vertical grid lines.
 
     Args:
-        panels: the parts of the plot that have grid lines, with texts between them; None for the whole plot.
+        panels: the parts of the plot that get grid lines, if there is text between the parts; None for the whole plot.
     """
-    for value in scale.ticks(_LATE_WIDTH):
+    for value in scale.ticks(_DURATION_WIDTH):
         x = scale.place(value)
         for panel in (frame,) if panels is None else panels:
             yield Line(points=((x, panel.top), (x, panel.bottom)), role=Role.GRID)
@@ -74,7 +76,7 @@ def late_axis(scale: Logarithmic, frame: Frame, *, panels: Sequence[Frame] | Non
 
 
 def _anchor(x: float, frame: Frame) -> Anchor:
-    """The anchor of a text, such that texts at the edges stay within the plot."""
+    """The anchor of a text at *x*, chosen so that a text at an edge of the plot does not extend beyond the edge."""
     return "end" if x > frame.right - _EDGE else "start" if x < frame.left + _EDGE else "middle"
 
 

@@ -14,6 +14,7 @@ LETTER: Final = 0.58
 """The approximate width of a letter, as a fraction of the font size."""
 
 BOLD_LETTER: Final = 0.7
+"""The approximate width of a bold letter, as a fraction of the font size."""
 
 
 class Role(StrEnum):

@@ -33,7 +33,7 @@ NIGHT: Final = {
 
 
 def rules() -> list[str]:
-    """CSS for an HTML page with drawings, with variables that the page's own style sheet uses too."""
+    """CSS rules for an HTML page with drawings. The style sheet of the page uses the same variables."""
     found = [
         f":root {{ {_variables(PAPER, DAY)} }}",
         f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(NIGHT_PAPER, NIGHT)} }} }}",
@@ -46,7 +46,7 @@ def rules() -> list[str]:
 
 
 def file_rules() -> list[str]:
-    """CSS for an SVG file, without variables, which not all SVG viewers support."""
+    """CSS rules for an SVG file. They have no variables, because some SVG viewers do not support them."""
     return [
         *_classes(PAPER, DAY),
         "@media (prefers-color-scheme: dark) {",

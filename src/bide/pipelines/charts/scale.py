@@ -17,7 +17,7 @@ _DURATIONS: Final = (
     *(60_000.0, 600_000.0, 3_600_000.0, 36_000_000.0),
     *(86_400_000.0 * 10**power for power in range(5)),
 )
-"""Tick values of durations in ms, each about ten times the one before."""
+"""Tick values of durations in ms, each about ten times the previous one."""
 
 SPANS: Final = (
     *(timedelta(milliseconds=number) for number in (10, 100, 200, 500)),
@@ -63,7 +63,7 @@ class Linear:
 
 @dataclass(frozen=True, slots=True)
 class Logarithmic:
-    """A logarithmic axis of durations in ms, which have to be positive."""
+    """A logarithmic axis of durations in ms. It has the attributes of :class:`Linear`; *low* has to be positive."""
 
     low: float
     high: float
@@ -71,12 +71,16 @@ class Logarithmic:
     end: float
 
     def place(self, value: float) -> float:
-        """The position of a value, in pixels; values below the axis are at its start."""
+        """The position of a value, in pixels. A value below *low* is at the start of the axis."""
         share = log10(max(value, self.low) / self.low) / log10(self.high / self.low)
         return self.start + share * (self.end - self.start)
 
     def ticks(self, apart: float) -> list[float]:
-        """Round durations in ms, at least this many pixels apart."""
+        """Round durations in ms.
+
+        Args:
+            apart: the smallest distance between two ticks, in pixels.
+        """
         found: list[float] = []
         for value in _DURATIONS:
             far = not found or abs(self.place(value) - self.place(found[-1])) >= apart
@@ -99,7 +103,14 @@ class Times:
         return self.start + (moment - self.first) / (self.last - self.first) * (self.end - self.start)
 
     def ticks(self, about: int) -> Iterator[tuple[datetime, str, str]]:
-        """Times with two lines of text: the time of day, and the date if it differs from that of the previous tick."""
+        """Round times, each with two lines of text, where the second one may be empty.
+
+        The lines are the time of day and the date; a day and its year if ticks are days apart; or a month with its
+        year, without a second line. The second line is empty if it is the same as that of the previous tick.
+
+        Args:
+            about: the largest number of steps between ticks.
+        """
         step = span_for(self.last - self.first, about)
         date = ""
         moment = floored(self.first, step)
@@ -115,12 +126,12 @@ class Times:
 
 
 def span_for(whole: timedelta, parts: int) -> timedelta:
-    """The shortest round span that divides a whole into at most this many parts."""
+    """The shortest of :data:`SPANS` that divides *whole* into at most *parts* parts, or else the longest one."""
     return next((span for span in SPANS if whole / span <= parts), SPANS[-1])
 
 
 def floored(moment: datetime, span: timedelta) -> datetime:
-    """Round a time down to a multiple of a span since 1970 in UTC, but not below Python's first time."""
+    """Round a time down to a multiple of a span since 1970 in UTC, but not below :data:`~bide.durations.EARLIEST`."""
     try:
         return moment - (moment - EPOCH) % span
     except OverflowError:
@@ -128,7 +139,7 @@ def floored(moment: datetime, span: timedelta) -> datetime:
 
 
 def after(first: datetime, span: timedelta, number: int) -> datetime:
-    """The end of this number of spans, but not after Python's last time."""
+    """The time *number* spans after *first*, but not after :data:`~bide.durations.LATEST`."""
     try:
         return first + span * number
     except OverflowError:
@@ -136,9 +147,9 @@ def after(first: datetime, span: timedelta, number: int) -> datetime:
 
 
 def widened(first: datetime, last: datetime, span: timedelta, *, fewest: int) -> tuple[datetime, datetime]:
-    """Extend a range of time on both sides to this number of spans, so that a few bars do not fill a plot.
+    """Extend a range of time on both sides to at least *fewest* spans, so that a few bars do not fill a plot.
 
-    The result stays within the times that Python can represent.
+    The result is shorter if Python cannot represent its first or last time.
     """
     missing = max(fewest - (last - first) // span, 0)
     before = missing // 2

@@ -15,11 +15,12 @@ NARROW_BELOW: Final = 560
 
 
 def document(wide: Drawing, narrow: Drawing | None = None, *, name: str) -> str:
-    """An SVG file that follows the light or dark mode of the reader.
+    """The text of an SVG file that follows the light or dark mode of the reader.
 
     Args:
         wide: the drawing.
-        narrow: the drawing for a phone, with the same aspect ratio, because a browser uses that of *wide* for both.
+        narrow: the drawing for a phone; None to show *wide* there too. Both need the same aspect ratio, because a
+            browser uses the aspect ratio of *wide* for both.
         name: an id of letters and dashes.
     """
     width, height = _number(wide.width), _number(wide.height)

@@ -1,4 +1,4 @@
-"""Formatting of numbers, durations and times. All times are UTC."""
+"""Formatting of numbers, durations and times for charts. All times are UTC."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 _PREFIXES: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
-_MS: Final = ((86_400_000.0, "d"), (3_600_000.0, "h"), (60_000.0, "min"), (1000.0, "s"), (1.0, "ms"))
+_UNITS: Final = ((86_400_000.0, "d"), (3_600_000.0, "h"), (60_000.0, "min"), (1000.0, "s"), (1.0, "ms"))
 
 
 def count(number: float) -> str:
@@ -26,7 +26,7 @@ def milliseconds(value: float | None) -> str:
     """Format a duration in milliseconds, such as ``12 ms``, ``1.5 s`` or ``2.1 h``; a dash for None."""
     if value is None:
         return "–"
-    for size, unit in _MS:
+    for size, unit in _UNITS:
         if abs(value) >= size:
             number = value / size
             return f"{number:,.0f} {unit}" if abs(number) >= 100 else f"{number:.3g} {unit}"
