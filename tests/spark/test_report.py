@@ -209,7 +209,7 @@ def test_the_oldest_overdue_messages_are_listed_and_the_query_gives_all(spark: S
     assert (found.oldest[0].target, found.oldest[0].type) == ("q:a", "T2")
     assert found.oldest[0].due == LAST - timedelta(minutes=29)
     assert found.overdue == 30
-    assert "The 20 oldest of 30 in the table" in page(found)
+    assert "The first 20 of 30 overdue messages in the table" in page(found)
     (shown,) = re.findall("<pre.*?><code>(.*?)</code>", page(found), re.DOTALL)
     listed = spark.sql(unescape(shown)).collect()
     assert [row["message_id"] for row in listed] == [f"m{number}" for number in range(29, -1, -1)]

@@ -96,7 +96,7 @@ def test_both_parts_have_disjoint_topologies() -> None:
 
 def test_an_unfinished_order_is_a_problem() -> None:
     shop = ShopFigures(orders=3, handled=2, parked=0, failed=1, wrong=1, pending=0)
-    assert figures(shop).problems == ["1 orders without the planned end"]
+    assert figures(shop).problems == ["1 order did not end as planned"]
     assert figures().problems == []
 
 

@@ -214,7 +214,8 @@ def test_overdue_messages_are_listed_by_id_target_type_and_due_time() -> None:
         ("order-2", "queue orders", "SendMail", "2026-11-21 12:22:00", "8 min", "–"),
     ]
     assert section.note == (
-        "All 13 in the table of messages, by due time. Overdue by more than 10 minutes, a message may be lost."
+        "13 overdue messages in the table of messages, by due time. A message that is overdue by more than 10 minutes "
+        "may be lost."
     )
     assert section.query_title == "Query for all 13"
     assert html_escape(figures().query) in page(figures())
@@ -223,10 +224,10 @@ def test_overdue_messages_are_listed_by_id_target_type_and_due_time() -> None:
 @pytest.mark.parametrize(
     ("shown", "total", "overdue", "note"),
     [
-        (20, 4500, 4500, "The 20 oldest of 4,500 in the table of messages"),
-        (1, 1, 1, "One in the table of messages"),
-        (13, 13, 14, "1 more overdue is a schedule or a retry."),
-        (13, 13, 20, "7 more overdue are schedules or retries."),
+        (20, 4500, 4500, "The first 20 of 4,500 overdue messages in the table of messages"),
+        (1, 1, 1, "1 overdue message in the table of messages"),
+        (13, 13, 14, "Not shown: 1 overdue schedule or retry."),
+        (13, 13, 20, "Not shown: 7 overdue schedules or retries."),
     ],
 )
 def test_the_note_counts_overdue_messages_that_are_not_listed(shown: int, total: int, overdue: int, note: str) -> None:
@@ -367,7 +368,7 @@ def test_missing_tables_are_named() -> None:
 
 @pytest.mark.parametrize(
     ("recent", "before", "text"),
-    [(0, 0, "over"), (5, 5, "steady, 5/h"), (9, 1200, "falling, 1,200/h to 9/h"), (2, 1, "rising, 1/h to 2/h")],
+    [(0, 0, "stopped"), (5, 5, "steady, 5/h"), (9, 1200, "falling, 1,200/h to 9/h"), (2, 1, "rising, 1/h to 2/h")],
 )
 def test_a_trend_is_described_in_words(recent: int, before: int, text: str) -> None:
     group = _failures().groups[0]

@@ -205,7 +205,7 @@ def test_lateness_that_is_no_number_is_left_to_spark(tmp_path: Path, late: float
     table = messages(1)
     write(tmp_path / "messages", table.set_column(6, "lateness_ms", pa.array([late])))
     with (
-        pytest.raises(NeedsSparkError, match=r"DuckDB cannot count it \(Conversion Error"),
+        pytest.raises(NeedsSparkError, match=r"DuckDB cannot run a query of the report \(Conversion Error"),
         small_tables(str(tmp_path)) as tables,
     ):
         collect(tables)

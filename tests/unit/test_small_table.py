@@ -245,6 +245,14 @@ def test_an_empty_table_has_no_messages() -> None:
     assert (found.rows, found.checksum, found.first) == (0, 0, None)
 
 
+def test_a_delay_of_a_key_that_ends_after_the_year_9999_is_too_late() -> None:
+    """A key can wait until the year 9999, longer than a message in any delay infrastructure."""
+    waits = pa.array([f"{7_970 * 365} d", "2922000 d"])
+    table = pa.table({"k": ["a", "b"], "wait": waits})
+    found = survey(messages(table, plan_of(delay_column="wait", key_column="k"), zone_of("UTC")), now=NOW)
+    assert (found.too_late, found.bad) == (1, 1)
+
+
 def test_hashes_are_those_of_spark() -> None:
     """Taken from ``select hash(digest), xxhash64(digest)`` of Spark 4.3."""
     digests = ["0123456789abcdef0123456789abcdef", "f" * 32]

@@ -35,13 +35,13 @@ class _Broker:
     """The broker of the demonstration.
 
     Attributes:
-        text: the URL, with the password.
+        url_text: the URL, with the password.
         stream_port: the port for the stream protocol; None for the default port.
         management_url: the URL of the management API; None for the default URL.
     """
 
     url: BrokerUrl
-    text: str
+    url_text: str
     stream_port: int | None
     management_url: str | None
 
@@ -50,7 +50,7 @@ class _Broker:
 @click.option("--messages", default=4000, show_default=True, metavar="N", help="Number of delayed messages.")
 @click.option("--longest", default="20s", show_default=True, metavar="DELAY", help="Longest delay.")
 @click.option("--seed", default=1, show_default=True, metavar="N", help="Random seed; equal seeds plan equal messages.")
-@click.option("--report/--no-report", "reported", default=True, show_default=True,
+@click.option("--report/--no-report", "with_report", default=True, show_default=True,
               help="Also run an endpoint, an audit and a report (needs Spark).")  # fmt: skip
 @click.option("--into", type=click.Path(path_type=Path, file_okay=False), default=Path("bide-demo"), show_default=True,
               metavar="DIR", help="Folder of the report. An earlier report is replaced.")  # fmt: skip
@@ -67,7 +67,7 @@ def demo(
     messages: int,
     longest: str,
     seed: int,
-    reported: bool,
+    with_report: bool,
     into: Path,
     stream_port: int | None,
     is_served: bool,
@@ -79,14 +79,17 @@ def demo(
     report with plots. It needs Spark and Java; without them the demo ends after the first part.
 
     The demo starts a private RabbitMQ, or uses the broker of --url or BIDE_URL under unique names. It deletes
-    everything at the end, except the report. With --console, it first keeps everything, with an endpoint's failed
-    messages and hundreds that wait, and serves a web page of them until Ctrl-C; this needs bide[console].
+    everything at the end, except the report. With --console, it first shows the waiting and the failed messages on a
+    web page, until Ctrl-C. This needs bide[console].
 
-    It exits with 1 if a message was lost, early, altered or delivered to the wrong queue, or if the report failed.
+    It exits with 1 if a message was lost, early, altered, undeliverable or delivered to the wrong queue, if an order
+    did not end as planned, or if the report failed.
     """
     if is_served:
         if as_json:
-            raise click.UsageError("--console prints an address, so it does not go with --json")
+            raise click.UsageError(
+                "--console prints an address, so it cannot be used with --json: give only one of the two"
+            )
         require_console()
     from rich.console import Console
 
@@ -100,7 +103,7 @@ def demo(
     prefix = f"bide-demo-{secrets.token_hex(3)}" if settings.url else "demo"
     delay = parse_delay(longest)
     progress = Progress(plan=make_plan(prefix, messages=messages, longest=delay, seed=seed))
-    report_folder, why_not = _report_folder(into) if reported else (None, "")
+    report_folder, no_report = _report_folder(into) if with_report else (None, "")
     with ExitStack() as stack:
         # A duplicate of standard error, because standard error is redirected while Spark starts.
         duplicate = stack.enter_context(os.fdopen(os.dup(_STDERR), "w", encoding="utf-8")) if as_json else None
@@ -111,7 +114,7 @@ def demo(
         shop = None
         if report_folder is not None or is_served:
             unreadable = _why_unreadable(broker)
-            why_not = why_not or (unreadable if report_folder is not None else "")
+            no_report = no_report or (unreadable if report_folder is not None else "")
             shop = None if unreadable else make_shop(prefix, messages=messages, longest=delay, seed=seed)
         demonstration = _DemoCommand(broker, prefix, progress, shop, report_folder)
 
@@ -121,7 +124,7 @@ def demo(
                 progress.lateness,
                 live=console.is_terminal,
                 report=demonstration.report,
-                no_report=why_not or demonstration.failure,
+                no_report=no_report or demonstration.failure,
             )
             console.print(shown, crop=False)
 
@@ -133,7 +136,7 @@ def demo(
         figures = demonstration.run(serve if is_served else None)
     if as_json:
         report = None if demonstration.report is None else demonstration.report.to_dict()
-        print_json(figures.to_dict() | {"report": report, "no_report": why_not or demonstration.failure or None})
+        print_json(figures.to_dict() | {"report": report, "no_report": no_report or demonstration.failure or None})
     elif not is_served:
         show(figures)
         console.print("\n  bide demo --console keeps the messages, and shows them on a web page", style="dim")
@@ -148,8 +151,8 @@ def _report_folder(into: Path) -> tuple[ReportFolder | None, str]:
     """
     from bide.pipelines.requirements import missing
 
-    if why_not := missing():
-        return None, why_not
+    if reason := missing():
+        return None, reason
     from bide.demo.report import ReportFolder
 
     folder = ReportFolder(into)
@@ -165,7 +168,7 @@ def _demo_broker(settings: Settings, stream_port: int | None, progress: Progress
     if settings.url:
         return _Broker(
             url=settings.broker_url(),
-            text=settings.url,
+            url_text=settings.url,
             stream_port=stream_port or known_stream_port(settings.url, os.environ),
             management_url=settings.management_url,
         )
@@ -176,25 +179,25 @@ def _demo_broker(settings: Settings, stream_port: int | None, progress: Progress
         phase.note = f"RabbitMQ {broker.release}, on this machine only"
     return _Broker(
         url=BrokerUrl.parse(broker.url),
-        text=broker.url,
+        url_text=broker.url,
         stream_port=broker.stream_port or stream_port,
         management_url=broker.management_url,
     )
 
 
 def _why_unreadable(broker: _Broker) -> str:
-    """Why streams of this broker cannot be read; empty if they can."""
+    """Why streams of this broker cannot be read; empty if they can be read."""
     from bide.streams.log import Address
 
     try:
-        Address.of(broker.text, broker.stream_port).connect().close()
+        Address.of(broker.url_text, broker.stream_port).connect().close()
     except BideError as error:
         return f"{error}; enable the plugin rabbitmq_stream there, and name its port with --stream-port"
     return ""
 
 
 class _DemoCommand:
-    """The demonstration on a broker, and its cleanup.
+    """The demonstration on a broker, with its report, its console and its cleanup.
 
     Attributes:
         report: the report, once it is written.
@@ -202,20 +205,20 @@ class _DemoCommand:
     """
 
     def __init__(
-        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, folder: ReportFolder | None
+        self, broker: _Broker, prefix: str, progress: Progress, shop: Shop | None, report_folder: ReportFolder | None
     ) -> None:
         from bide.delay.clock import Clock
 
         self.report: DemoReport | None = None
         self.failure = ""
-        self._demo_broker, self._progress, self._shop, self._report_folder = broker, progress, shop, folder
+        self._broker, self._progress, self._shop, self._report_folder = broker, progress, shop, report_folder
         self._clock = Clock(prefix=prefix)
 
     def run(self, then: Callable[[DemoFigures], None] | None) -> DemoFigures:
-        """Run the demonstration, write the report, do what comes *then*, and clean up."""
+        """Run the demonstration, write the report, call *then* with the figures, and clean up."""
         from bide.demo.run import demonstrate
 
-        broker, shop = self._demo_broker, self._shop
+        broker, shop = self._broker, self._shop
         try:
             figures = run_async(
                 demonstrate(broker.url, self._clock, self._progress, shop=shop, management_url=broker.management_url)
@@ -233,7 +236,7 @@ class _DemoCommand:
         from bide.console.settings import Access
         from bide.console.site import Site
 
-        broker = self._demo_broker
+        broker = self._broker
         site = Site(
             url=broker.url,
             infrastructure=self._clock,
@@ -245,11 +248,11 @@ class _DemoCommand:
     def _write_report(self, shop: Shop, folder: ReportFolder) -> None:
         from bide.demo.report import write_report
 
-        broker = self._demo_broker
+        broker = self._broker
         try:
             with ended_by_signals():
                 self.report = write_report(
-                    broker.text, self._clock, shop, folder=folder, port=broker.stream_port, progress=self._progress
+                    broker.url_text, self._clock, shop, folder=folder, port=broker.stream_port, progress=self._progress
                 )
         except (BideError, OSError) as error:
             # The deliveries are measured: print their figures even if the report fails.
@@ -259,5 +262,5 @@ class _DemoCommand:
         from bide.demo.run import remove
 
         with self._progress.phase("clean") as phase:
-            removed = await remove(self._demo_broker.url, self._clock, self._progress.plan, shop=self._shop)
+            removed = await remove(self._broker.url, self._clock, self._progress.plan, shop=self._shop)
             phase.note = f"{removed.queues} queues and {removed.exchanges} exchanges removed"

@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from math import ceil
 from typing import Any, Final
 
-_NICE: Final = (1, 2, 5)
+from bide.runtime.wording import quantity
+
+_ROUND_FACTORS: Final = (1, 2, 5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +79,7 @@ class Histogram:
         return 0
 
     def bars(self, most: int) -> list[FigureBar]:
-        """At most this many bars: bars of the same round width, and a last one for all larger values.
+        """Bars of the same round width, and a last one for all larger values; *most* bars at most.
 
         The width is the smallest round one with at most one in a hundred values in the last bar.
         """
@@ -95,10 +97,10 @@ class Histogram:
 
 
 def _round_up(value: float) -> int:
-    """The value, or the next of 1, 2, 5, 10, 20, 50... above it."""
+    """The smallest of 1, 2, 5, 10, 20, 50... that is not less than the value."""
     magnitude = 1
     while True:
-        for factor in _NICE:
+        for factor in _ROUND_FACTORS:
             if factor * magnitude >= value:
                 return factor * magnitude
         magnitude *= 10
@@ -140,7 +142,7 @@ class DemoFigures:
         misrouted: copies that arrived in a queue that should not have received them.
         altered: copies whose routing key, exchange, headers or body were not as sent.
         undeliverable: messages in the undeliverable queue.
-        lateness: in milliseconds; None if no message arrived.
+        lateness: the percentiles of the lateness; None if no message arrived.
         hops: number of queues that a message waited in -> number of messages.
         seconds: phase -> its duration.
         shop: the figures of the second part; None without a second part.
@@ -178,9 +180,11 @@ class DemoFigures:
             "misrouted": self.misrouted,
             "altered": self.altered,
             "undeliverable": self.undeliverable,
-            "orders without the planned end": self.shop.wrong if self.shop is not None else 0,
         }
-        return [f"{count:,} {what}" for what, count in counts.items() if count]
+        problems = [f"{count:,} {what}" for what, count in counts.items() if count]
+        if self.shop is not None and self.shop.wrong:
+            problems.append(quantity(self.shop.wrong, "order") + " did not end as planned")
+        return problems
 
     def to_dict(self) -> dict[str, Any]:
         """The figures as JSON."""

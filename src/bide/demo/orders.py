@@ -29,8 +29,8 @@ async def run_shop(client: Client, shop: Shop, *, grace: timedelta, management_u
 
     Args:
         client: a client whose delay infrastructure is declared.
-        grace: time after the due time of the last attempt; an order without an end then counts as wrong.
-        management_url: the URL of the management API.
+        grace: time to wait after the last planned attempt; orders that have not ended by then count as wrong.
+        management_url: the URL of the management API; None for the default URL.
 
     Raises:
         ExceptionGroup: errors of bide, when the broker cannot be reached or refuses.
@@ -91,7 +91,7 @@ class _OrderHandler(Observer):
         self.complete = asyncio.Event()
 
     async def handle(self, message: Message) -> None:
-        """Handle an order once.
+        """Make one attempt at an order.
 
         Raises:
             Exception: the one that the plan has for this attempt.

@@ -98,10 +98,10 @@ def make_plan(prefix: str, *, messages: int, longest: timedelta, seed: int) -> D
         InvalidInputError: an argument is out of its range.
     """
     if not 1 <= messages <= MAX_MESSAGES:
-        raise InvalidInputError(f"{messages} messages: give 1 to {MAX_MESSAGES:,}")
+        raise InvalidInputError(f"a demo cannot have {messages:,} messages: give 1 to {MAX_MESSAGES:,}")
     if not SHORTEST <= longest <= LONGEST:
         raise InvalidInputError(
-            f"the longest delay {format_delay(longest)} must be from {format_delay(SHORTEST)} to "
+            f"the longest delay cannot be {format_delay(longest)}: give {format_delay(SHORTEST)} to "
             f"{format_delay(LONGEST)}"
         )
     topology = _topology(prefix)

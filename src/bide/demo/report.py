@@ -19,7 +19,7 @@ TITLE: Final = "bide demo"
 _MARK: Final = ".bide-demo"
 _TABLES: Final = "tables"
 _CONFIGURATION: Final = {
-    # For so little data, compiling queries and starting many tasks takes longer than the work itself.
+    # With so little data, compiling queries and starting many tasks would take longer than the work itself.
     "spark.sql.codegen.wholeStage": "false",
     "spark.default.parallelism": "2",
     "spark.sql.shuffle.partitions": "2",

@@ -27,6 +27,7 @@ from bide.demo.plan import DemoPlan, PlannedMessage
 from bide.demo.progress import Progress
 from bide.demo.workload import Shop
 from bide.durations import MILLISECOND
+from bide.runtime.wording import quantity
 from bide.topology import Queue, Topology
 
 GRACE: Final = timedelta(seconds=20)
@@ -41,8 +42,9 @@ async def demonstrate(
     """Run the plan on a broker. Queues and exchanges stay there until :func:`remove`.
 
     Args:
-        shop: the second part, which follows the first. With it, the taps of the clock are on from the start.
-        management_url: the URL of the management API, for the second part.
+        shop: the workload of the second part, which runs after the plan; None to leave it out. With it, the taps of the
+            clock are on from the start.
+        management_url: the URL of the management API, for the second part; None for the default URL.
 
     Raises:
         BideError: the broker cannot be reached, or refuses.
@@ -68,7 +70,8 @@ async def demonstrate(
                 with progress.phase("shop") as phase:
                     done = shop_figures = await run_shop(client, shop, grace=GRACE, management_url=management_url)
                     phase.note = (
-                        f"{done.failed:,} attempts at {done.orders:,} orders failed, {done.parked:,} are parked"
+                        f"{quantity(done.orders, 'order')}: {quantity(done.failed, 'failed attempt')}, "
+                        f"{done.parked:,} parked"
                     )
     async with _administration(url) as connection:
         undeliverable = await message_counts(connection, (Queue.quorum(clock.undeliverable),))
@@ -165,7 +168,7 @@ class _Run:
                 self.complete.set()
 
     async def _wait(self) -> None:
-        """Wait until all copies have arrived, or the missing ones count as lost."""
+        """Wait until all copies have arrived, or until the missing ones count as lost."""
         last = max(receipt.due for receipt in self.receipts.values() if receipt.due is not None)
         timeout = max(last - datetime.now(last.tzinfo), timedelta(0)) + GRACE
         try:
@@ -173,7 +176,7 @@ class _Run:
                 await self.complete.wait()
         except TimeoutError:
             return
-        # A duplicate is due at the same time as the original, so a short wait is enough to see one.
+        # A duplicate is due at the same time as the original, so a short wait is enough to receive it.
         await asyncio.sleep(_DUPLICATE_WAIT.total_seconds())
 
     def figures(self, undeliverable: int) -> DemoFigures:

@@ -26,7 +26,7 @@ _TITLES: Final[Mapping[PhaseName, str]] = {
     "apply": "apply the clock levels",
     "publish": "publish",
     "wait": "wait for the last due time",
-    "shop": "an endpoint whose work fails",
+    "shop": "run an endpoint that retries",
     "audit": "audit the taps and events",
     "report": "draw the report",
     "clean": "clean up",
@@ -68,7 +68,7 @@ def showing(progress: Progress, console: Console) -> Iterator[None]:
         return
     with Live(_Display(progress), console=console, refresh_per_second=8):
         yield
-    # Phases after the display has ended, which are those after the console.
+    # With --console, the display ends before the web page is served. Later phases are printed as lines.
     progress.on_end = lambda phase: console.print(_phase_line(phase))
 
 
@@ -111,7 +111,7 @@ def result(
         lateness: the data of the histogram.
         live: whether a live display has shown the histogram already.
         report: the report, if there is one.
-        no_report: why there is none, if one was requested.
+        no_report: why there is no report, if one was requested.
     """
     parts: list[RenderableType] = [] if live else [Text(), histogram(lateness)]
     late = figures.lateness

@@ -1,4 +1,4 @@
-"""Workload of the shop: orders, some of which fail, and messages for later days."""
+"""Workload of the shop: orders, some of which fail, and messages due in the next three days."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from bide.topology import Queue, Topology
 
 _RETRIES: Final = (timedelta(milliseconds=300), timedelta(milliseconds=700))
 RETRY: Final = Retry(immediate=1, delays=_RETRIES)
-"""At most six attempts: two, then two after each delay."""
+"""At most six attempts: two immediately, then two after each delay."""
 
 _MAX_ORDERS: Final = 200
 _MESSAGES_PER_ORDER: Final = 20
-"""The number of orders is the number of messages of the first part divided by this."""
+"""The number of messages of the first part for each order, up to :data:`_MAX_ORDERS`."""
 
 _MAX_SPAN: Final = timedelta(seconds=4)
 _SPAN_DIVISOR: Final = 5
@@ -38,8 +38,8 @@ _CUMULATIVE_SHARES: Final = (0.10, 0.15, 0.20)
 
 _MESSAGES_PER_PENDING: Final = 8
 _DAYS: Final = 3
-_MEAN_HOUR: Final = 12.0
-_STANDARD_DEVIATION: Final = 3.0
+_MEAN_HOURS: Final = 12.0
+_STANDARD_DEVIATION_HOURS: Final = 3.0
 _HOUR: Final = timedelta(hours=1)
 
 
@@ -162,8 +162,8 @@ def _trouble(number: int, generator: random.Random) -> Trouble | None:
 
 
 def _pending(prefix: str, count: int, generator: random.Random) -> Iterator[Pending]:
-    """Messages to two queues, around noon of each day from now on."""
+    """Messages to two queues, due about 12, 36 and 60 hours after they are published."""
     for number in range(count):
-        hours = min(max(generator.gauss(_MEAN_HOUR, _STANDARD_DEVIATION), 1.0), 23.0) + 24 * (number % _DAYS)
+        hours = min(max(generator.gauss(_MEAN_HOURS, _STANDARD_DEVIATION_HOURS), 1.0), 23.0) + 24 * (number % _DAYS)
         queue = f"{prefix}.{generator.choice(('reminders', 'reminders', 'invoices'))}"
         yield Pending(queue=queue, delay=SHORTEST * round(hours * _HOUR / SHORTEST))

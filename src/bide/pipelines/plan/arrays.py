@@ -111,7 +111,7 @@ class ArrayTimeline:
         levels: list[tuple[str, ArrayTable]] = []
         queues: list[tuple[str, ArrayTable]] = []
         together: ArrayTable = {}
-        # The changes of only one level and of all levels together are in memory at a time.
+        # At any time, only the changes of one level, and those of all levels together, are in memory.
         for level, moves in self._moves():
             changes = self._changes(moves)
             levels.append((level, self._spans(self._with_edges(changes, "tick"))))
@@ -186,9 +186,9 @@ class ArrayTimeline:
             )
             flow = _total_before(rate)
             start = _total_before(started(tick, n, rate, rate_1)) + tick * flow
-            there = held(n=n, n_1=n_1, rate=rate, rate_1=rate_1, rate_2=rate_2, flow=flow, start=start, gap=gap)
-            highest = np.where(gap > 0, np.maximum(there.now, np.maximum(*there.quiet)), there.now)
-            found[name] = np.add.reduceat(there.area, starts) / self._ticks_per_span
+            occupancy = held(n=n, n_1=n_1, rate=rate, rate_1=rate_1, rate_2=rate_2, flow=flow, start=start, gap=gap)
+            highest = np.where(gap > 0, np.maximum(occupancy.now, np.maximum(*occupancy.quiet)), occupancy.now)
+            found[name] = np.add.reduceat(occupancy.area, starts) / self._ticks_per_span
             found[f"{name}_peak"] = np.maximum.reduceat(highest, starts)
         rate = changes["hops_rate"]
         now, later = passed(n=changes["hops"], rate=rate, rate_1=changes["hops_rate_1"], flow=_total_before(rate))
@@ -232,7 +232,7 @@ class ArrayTimeline:
         starts, span = self._span_starts(tick)
         seconds, length = self.tick.total_seconds(), self.tick // MILLISECOND
         released = np.add.reduceat(now + gap * later, starts)
-        # The first of the ticks with the most, which may differ by rounding errors.
+        # The first tick with the most releases; rounded, because equal numbers may differ by rounding errors.
         when = tick + np.where(later > now, 1, 0)
         spans = np.repeat(span, np.diff(starts, append=len(tick)))
         order = np.lexsort((when, -np.round(most, 9), spans))
@@ -293,7 +293,7 @@ def _by_level(levels: ArrayTable) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _busiest(queues: ArrayTable) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """For each level, the release peak of its busiest queue; of equal ones, the first in time with the lowest digit."""
+    """The highest release peak of each level; of equal peaks the earliest, then that of the lowest digit."""
     for level in dict.fromkeys(queues["level"]):
         here = np.flatnonzero(queues["level"] == level)
         order = np.lexsort((queues["digit"][here], queues["peak_at"][here], -np.round(queues["peak"][here], 6)))
@@ -337,7 +337,7 @@ def _sum_by_tick(tables: Sequence[ArrayTable]) -> ArrayTable:
 
 
 def _total_before(changes: Array) -> Array:
-    """The sum of the changes before each one."""
+    """For each change, the sum of the changes before it."""
     return np.concatenate([[0.0], np.cumsum(changes)[:-1]])
 
 
@@ -347,7 +347,11 @@ def clear(out: str) -> None:
 
 
 def write(table: ArrayTable, folder: Path, *, is_finished: bool = True) -> None:
-    """Replace a folder by a table in one Parquet file, with an empty file ``_SUCCESS`` beside it if it is finished."""
+    """Replace a folder by a table in one Parquet file.
+
+    Args:
+        is_finished: add an empty file ``_SUCCESS``, as Spark does when a table is complete.
+    """
     import pyarrow as pa
     from pyarrow import parquet
 

@@ -11,7 +11,7 @@ from bide.errors import InvalidInputError
 Verdict = Literal["fits", "tight", "too much", "not judged"]
 
 TIGHT: Final = 0.7
-"""Share of a capacity up to which a plan fits; beyond it, a broker with other work to do delivers messages late."""
+"""Share of a capacity up to which a plan fits. Above it, a broker that has other work to do delivers messages late."""
 
 HOPS: Final[Mapping[str, Mapping[str, float]]] = {
     "3.10": {"clock": 19_000, "nservicebus": 15_000},
@@ -26,8 +26,9 @@ RELEASES: Final[Mapping[int, Mapping[str, float]]] = {
 """Messages per second that leave one queue, by ``dead_letter_worker_consumer_prefetch`` and release.
 
 Measured with 30,000 messages of 200 bytes that expire at the same time and are consumed: the table in docs/delays.md
-(3.10.8 and 4.3.6). 200,000 messages through one queue of 4.3.6 in the benchmark (``burst``, "Clock, 1 lane") reached
-medians of 6,207 and 13,465. The lower of two figures is used, so that the verdict "fits" is safe.
+(3.10.8 and 4.3.6). In the benchmark ``burst`` ("Clock, 1 lane"), with 200,000 messages through one queue of 4.3.6, the
+medians were 6,207 (prefetch 32) and 13,465 (prefetch 1,000). The lower figures are used, so that the verdict "fits" is
+safe.
 """
 
 DISK: Final[Mapping[str, int]] = {"clock": 420, "nservicebus": 870}
@@ -100,7 +101,8 @@ class Judgement:
         what: ``hops/s``, ``release/s``, ``disk`` or ``memory``.
         wanted: the largest value in the plan.
         capacity: the capacity; None if unknown.
-        lanes: for ``release/s``, the queues per digit that are sufficient; None if a digit has exactly one queue.
+        lanes: for ``release/s``, the number of queues per digit at which the plan fits; None if a digit has exactly one
+            queue.
     """
 
     what: str

@@ -70,7 +70,11 @@ def not_a_number(name: str, kind: str) -> InvalidColumnError:
 
 
 def check_rows(rows: int, bad: int) -> None:
-    """Check the number of rows, and of those without a value or with a negative one.
+    """Check that a table has rows, and that none of them is bad.
+
+    Args:
+        rows: the number of rows.
+        bad: the number of rows in which a value is missing, or a delay, size or count is negative.
 
     Raises:
         InvalidInputError: there are no rows.
@@ -80,8 +84,8 @@ def check_rows(rows: int, bad: int) -> None:
         raise InvalidInputError("the table has no rows, so there is nothing to plan for: name another")
     if bad:
         raise InvalidRowError(
-            f"{bad:,} of {rows:,} rows have no time of sending, delay, due time, size or count, or a negative one: fix "
-            "these rows, or leave them out"
+            f"{bad:,} of {rows:,} rows have no time of sending, delay, due time, size or count, or a negative delay, "
+            "size or count: fix these rows, or leave them out"
         )
 
 

@@ -1,4 +1,4 @@
-"""Figures of a plan for a reader: its levels, its spans, and the verdicts on them."""
+"""Figures of a plan: summaries of its levels and spans, and the verdicts."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class LevelFigures:
     """The figures of one level, or of all levels, over the whole workload.
 
     Attributes:
-        held_peak: the largest number of messages held, as the mean of a tick.
+        held_peak: the largest number of messages held, as the mean over a tick.
         held_peak_at: the start of the span with *held_peak*.
         bytes_peak: the largest size of the bodies held.
-        hops: the number of messages that pass.
+        hops: the number of messages that pass the level.
         hops_peak: the largest number of hops in a second.
         release_peak: the most messages that the queues of one digit release in a second; None for all levels together.
         release_queue: the queue with *release_peak*.
@@ -129,7 +129,7 @@ def plan_report(
 
 
 def _time(milliseconds: int) -> datetime:
-    """A time. The span of the first or last possible time can begin or end beyond it."""
+    """A time, at least in the year 1 and at most in the year 9999: Python cannot represent other ends of spans."""
     try:
         return from_microseconds(1000 * milliseconds)
     except OverflowError:

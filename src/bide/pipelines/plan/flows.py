@@ -12,9 +12,9 @@ from bide.durations import MILLISECOND, parse_delay, parse_due_time, to_millisec
 from bide.errors import InvalidInputError
 
 POINTS: Final = 20_000
-"""The largest number of delays that represent a range of delays."""
+"""The largest number of delays that stand for a range of delays."""
 
-_GRAIN: Final = 10
+_POINT_SPACING: Final = 10
 _RATE: Final = re.compile(
     r"\s*([0-9][0-9_,]*(?:\.[0-9]+)?(?:e[0-9]+)?)\s*(?:/|per)\s*(s|min|m|h|d|second|minute|hour|day)\s*"
 )
@@ -34,7 +34,8 @@ class Flow:
         size: the size of a body in bytes.
         first: the start of the flow, in milliseconds since the Unix epoch.
         length: the length of the flow, in milliseconds.
-        profile: weights of equal parts of a day, such as 24 for the hours in UTC; the mean weight stands for *rate*.
+        profile: weights of equal parts of a day in UTC, for example 24, one for each hour; the mean weight stands for
+            *rate*.
     """
 
     rate: float
@@ -48,7 +49,7 @@ class Flow:
     @property
     def points(self) -> int:
         """The number of delays that represent the range."""
-        return min((self.longest - self.shortest) // _GRAIN + 1, POINTS)
+        return min((self.longest - self.shortest) // _POINT_SPACING + 1, POINTS)
 
     @property
     def messages(self) -> float:
@@ -65,7 +66,7 @@ class Flow:
         return self.messages / self.points if not self.shortest else 0.0
 
     def changes(self) -> list[tuple[int, float]]:
-        """The changes of the rate: the time in milliseconds since the Unix epoch, and the change per second."""
+        """The changes of the rate: time in milliseconds since the Unix epoch, and change in messages per second."""
         part = 86_400_000 / len(self.profile)
         mean = sum(self.profile) / len(self.profile)
         end, at, before = self.first + self.length, self.first, 0.0
@@ -108,10 +109,11 @@ def flows_of(
     length: timedelta = timedelta(days=1),
     size: int = 200,
 ) -> list[Flow]:
-    """Read the flows of a file.
+    """Convert the flows of a parsed TOML or JSON file.
 
-    A flow is a table with ``rate`` and ``delay``, and optionally with ``size``, ``start``, ``for`` and ``profile``. Its
-    ``delay`` is a delay (``5m``), a range (``1h..2h``), or a table of these with weights.
+    A flow of the file is a table with ``rate`` and ``delay``, and optionally with ``size``, ``start``, ``for`` and
+    ``profile``. Its ``delay`` is a delay (``5m``), a range (``1h..2h``), or a table of these with weights. Such a
+    table becomes several flows, one for each entry.
 
     Args:
         start: the start of flows without ``start``.
@@ -131,7 +133,7 @@ def flows_of(
                 f"{where} has unknown keys, {', '.join(unknown)}: choose from {', '.join(sorted(_KEYS))}"
             )
         if missing := sorted({"rate", "delay"} - set(one)):
-            raise InvalidInputError(f"{where} has no {' and no '.join(missing)}: add it")
+            raise InvalidInputError(f"{where} has no {' and no '.join(missing)}: give both rate and delay")
         delays = _delays(where, one["delay"])
         weights = [_weight(where, value) for value in delays.values()]
         if not sum(weights):
@@ -157,7 +159,7 @@ def delay_range(text: str) -> tuple[int, int]:
     """Parse ``5m`` or ``1h..2h`` to the shortest and the longest delay, in milliseconds.
 
     Raises:
-        InvalidInputError: a delay is invalid, or the second one is shorter.
+        InvalidInputError: a delay is invalid, or the second delay is shorter than the first.
     """
     first, dots, last = str(text).partition("..")
     shortest = parse_delay(first)
@@ -168,7 +170,7 @@ def delay_range(text: str) -> tuple[int, int]:
 
 
 def _delays(where: str, value: Any) -> Mapping[str, Any]:
-    """The delays of a flow with their weights."""
+    """The delays and ranges of delays of a flow, each with its weight."""
     delays = value if isinstance(value, Mapping) else {value: 1} if isinstance(value, str) else {}
     if not delays or not all(isinstance(one, str) for one in delays):
         raise InvalidInputError(

@@ -31,7 +31,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLevels:
-    """The levels of a delay infrastructure, highest first.
+    """The levels of a delay infrastructure, and the limits of its delays.
 
     The unit of each level is the unit of the level below times one more than the highest digit there. So the digit of a
     delay at a level is ``delay // unit % (highest + 1)``, and a message that leaves the level has waited for
@@ -42,7 +42,7 @@ class PlanLevels:
         levels: the levels, highest first.
         resolution: delays are rounded up to a multiple of this, in milliseconds.
         longest: the longest delay in milliseconds.
-        lanes: queues that share the messages of a digit evenly; None if a digit has exactly one queue.
+        lanes: the number of queues that share the messages of a digit evenly; None if a digit has exactly one queue.
     """
 
     name: str

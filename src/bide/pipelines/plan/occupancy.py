@@ -3,11 +3,12 @@
 A message that leaves a level has waited for ``delay - delay % unit``, so its intervals in all queues follow from the
 delay. Classes of messages (:mod:`bide.pipelines.plan.workload`) become intervals, and the intervals that begin and end
 in the same ticks of a queue are added up. The occupancy of a level is the running total of the messages that entered
-minus those that left, over the ticks with a change. So there are at most as many rows as queues times ticks, for any
-number of messages.
+minus those that left, over the ticks with a change. So the number of rows depends on the queues and the ticks, not on
+the number of messages.
 
-The default tick is one second. The times within a tick are kept as moments: the sums of counts times the time within
-the tick, and times its square. So means are exact, and *peak* is the largest mean of a tick.
+The default tick is one second. Of the times within a tick, only the moments are kept: the sums of count times *t*, and
+of count times *t* squared, where *t* is the part of the tick that has passed. So means are exact. A *peak* is the
+largest mean over one tick.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Timeline:
 
     @cached_property
     def moves(self) -> DataFrame:
-        """Intervals by the ticks in which they begin and end, added up. Cached by Spark until :meth:`close`."""
+        """The intervals, added up by the ticks in which they begin and end. Spark caches them until :meth:`close`."""
         spark = self.workload.classes.sparkSession
         units = [(number, level.unit, level.highest + 1) for number, level in enumerate(self.layout.levels)]
         levels = F.broadcast(spark.createDataFrame(units, "level int, unit long, radix int"))
@@ -64,7 +65,7 @@ class Timeline:
             waiting.withColumn("wait", F.col("wait") * resolution)
             .join(levels, digit != 0)
             .withColumn("digit", digit)
-            # Ticks are counted from the first one of the workload, because small numbers keep sums of squares exact.
+            # Ticks are counted from the first one of the workload: products with small numbers lose fewer digits.
             .withColumn("leave_at", F.expr(f"at - {self._origin * tick} + wait - wait % unit"))
             .withColumn("enter_at", F.col("leave_at") - F.col("digit") * F.col("unit"))
         )
@@ -132,10 +133,10 @@ class Timeline:
         )
 
     def queues(self) -> DataFrame:
-        """A row for each queue and span in which the queue releases messages, unordered.
+        """A row for each digit and span in which the queues of the digit release messages, unordered.
 
         The columns are ``level``, ``digit``, ``at``, ``released`` (messages), ``peak`` (released per second, in the
-        tick with most) and ``peak_at`` (the start of that tick). The lanes of a queue are counted together.
+        tick with most) and ``peak_at`` (the start of that tick). The lanes of a digit are counted together.
         """
         span, queue = self._ticks_per_span, ("level", "digit")
         leaving = self.moves.groupBy(*queue, F.col("leave").alias("tick")).agg(

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _SUCCESS_SETTING: Final = "mapreduce.fileoutputcommitter.marksuccessfuljobs"
-"""Hadoop's setting for the file ``_SUCCESS`` in the folder of a table that is written."""
+"""Hadoop's setting that decides whether a write adds the file ``_SUCCESS`` to the folder of the table."""
 
 
 def clear(timeline: Timeline, out: str) -> None:
     """Empty the table ``queues`` of a folder, and delete its ``_SUCCESS``, before the tables of a new plan are written.
 
-    The table ``queues`` is written last. So an interruption does not leave the queues of an older plan beside the
-    levels of a new one. The table is emptied by a write of Spark, which works wherever Spark can write.
+    The table ``queues`` is written last. Emptying it first ensures that an interruption does not leave the queues of an
+    older plan beside the levels of a new one. Spark empties it, which works in every folder that Spark can write to.
     """
     timeline.queues().limit(0).write.mode("overwrite").option(_SUCCESS_SETTING, "false").parquet(f"{out}/queues")
 
@@ -62,7 +62,7 @@ def _by_level(levels: DataFrame) -> DataFrame:
 
 
 def _releases(queues: DataFrame) -> DataFrame:
-    # Equal peaks differ by rounding errors.
+    # Rounded, because equal peaks differ by rounding errors.
     order = F.struct(F.round("peak", 6), -F.unix_millis("peak_at"), -F.col("digit"))
     return queues.groupBy("level").agg(
         F.max("peak").alias("peak"),

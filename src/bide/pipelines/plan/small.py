@@ -30,10 +30,10 @@ from bide.pipelines.small_table import spark_name
 from bide.pipelines.small_times import times
 
 _MOST_SPANS: Final = 2_000_000
-"""The largest number of spans that are computed in this process by default, in about 700 MB."""
+"""The largest number of spans that this process computes by default, in about 700 MB."""
 
-_LONG: Final = float(1 << 63)
-"""The first number above those of a bigint."""
+_BIGINT_LIMIT: Final = float(1 << 63)
+"""The smallest number that is too large for a bigint."""
 
 
 def of_small_table(table: pa.Table, columns: Columns, zone: tzinfo, *, grain: timedelta = GRAIN) -> ArrayWorkload:
@@ -85,7 +85,7 @@ def of_small_table(table: pa.Table, columns: Columns, zone: tzinfo, *, grain: ti
 
 
 def refuse_many_spans(workload: ArrayWorkload, every: timedelta) -> None:
-    """Refuse times that are far apart, such as those of rows with a default of the year 1.
+    """Refuse a table whose times are far apart, for example because rows have a time in the year 1 by default.
 
     Raises:
         NeedsSparkError: there are too many spans for this process.
@@ -99,7 +99,7 @@ def refuse_many_spans(workload: ArrayWorkload, every: timedelta) -> None:
 
 
 def _milliseconds(table: pa.Table, name: str, zone: tzinfo) -> tuple[Array, Array]:
-    """A column of times in milliseconds since the Unix epoch, and where there is none."""
+    """A column of times in milliseconds since the Unix epoch, and whether each is null."""
     column = table.column(name)
     kind = column.type
     if not (pa.types.is_timestamp(kind) or kind in (pa.string(), pa.date32())):
@@ -109,36 +109,36 @@ def _milliseconds(table: pa.Table, name: str, zone: tzinfo) -> tuple[Array, Arra
 
 
 def _delays(table: pa.Table, name: str) -> tuple[Array, Array]:
-    """A column of delays in milliseconds, rounded up, and where there is none."""
+    """A column of delays in milliseconds, rounded up, and whether each is null."""
     column = table.column(name)
     kind = column.type
     if pa.types.is_integer(kind):
         return _array(column, pa.int64())
     if kind == pa.float64():
         found, is_missing = _numbers(table, name)
-        if (np.abs(found) >= _LONG).any():
+        if (np.abs(found) >= _BIGINT_LIMIT).any():
             raise NeedsSparkError(f"the column {name!r} has delays that are not in the range of a bigint")
         return np.ceil(found).astype(np.int64), is_missing
     if pa.types.is_decimal128(kind):
         values = [None if one is None else ceil(one) for one in column.to_pylist()]
-        if any(one is not None and abs(one) >= _LONG for one in values):
+        if any(one is not None and abs(one) >= _BIGINT_LIMIT for one in values):
             raise NeedsSparkError(f"the column {name!r} has delays that are not in the range of a bigint")
         return _whole(values)
     raise not_a_delay(name, spark_name(kind))
 
 
 def _numbers(table: pa.Table, name: str) -> tuple[Array, Array]:
-    """A column of numbers in double precision, and where there is none."""
+    """A column of numbers in double precision, and whether each is null."""
     column = table.column(name)
     kind = column.type
     if pa.types.is_decimal128(kind):
-        # Rounded correctly, as by Java, unlike a cast of Arrow.
+        # Python rounds correctly, as Java does; a cast of Arrow does not.
         column = pa.chunked_array([[None if one is None else float(one) for one in column.to_pylist()]], pa.float64())
     elif not (pa.types.is_integer(kind) or kind == pa.float64()):
         raise not_a_number(name, spark_name(kind))
     found, is_missing = _array(column, pa.float64())
     if not np.isfinite(found).all():
-        raise NeedsSparkError(f"the column {name!r} has numbers that are infinite, or not a number")
+        raise NeedsSparkError(f"the column {name!r} has numbers that are infinite or NaN")
     return found, is_missing
 
 
@@ -147,7 +147,7 @@ def _whole(values: Sequence[int | None]) -> tuple[Array, Array]:
 
 
 def _array(column: pa.ChunkedArray, kind: pa.DataType) -> tuple[Array, Array]:
-    """The values of a column, with 0 for null, and where it is null."""
+    """The values of a column, with 0 for null, and whether each is null."""
     is_missing: Any = column.is_null().to_numpy()
     found: Any = column.cast(kind, safe=False).fill_null(0).to_numpy()
     return found, is_missing

@@ -1,7 +1,7 @@
 """Arithmetic of a plan's ticks, for Spark columns and for numpy arrays alike.
 
 Both support the same operators, so the formulas exist once. In a tick, *n* messages move and a rate changes by *rate*
-messages per tick; *n_1*, *rate_1* and *rate_2* are the moments of the times within the tick, see
+messages per tick; *n_1*, *rate_1* and *rate_2* are moments of the times within the tick, see
 :mod:`bide.pipelines.plan.occupancy`. *flow* is the rate before the tick, *start* the number held at its start, and
 *gap* the number of ticks without a change that follow it.
 """
@@ -15,7 +15,7 @@ from bide.durations import MILLISECOND
 from bide.errors import InvalidInputError
 
 MEASURES: Final = ("n", "bytes")
-"""What is counted at each level: messages, and bytes of bodies."""
+"""The quantities counted at each level: messages, and bytes of bodies."""
 
 ALL: Final = "all"
 """The name of the row with the sums over all levels."""
@@ -28,7 +28,7 @@ def check_spans(every: timedelta, tick: timedelta) -> None:
     """Check the length of spans and ticks.
 
     Raises:
-        InvalidInputError: the tick is not in milliseconds, or the span is not a multiple of the tick.
+        InvalidInputError: the tick is not a whole number of milliseconds, or the span is not a multiple of the tick.
     """
     if tick < MILLISECOND or tick % MILLISECOND:
         raise InvalidInputError(f"the tick of {tick} is not a whole number of milliseconds: give 1 ms or more")
@@ -42,7 +42,7 @@ class Held(NamedTuple):
     Attributes:
         area: the sum over the tick and the gap of the mean number held.
         now: the mean over the tick.
-        quiet: the means over the first and the last tick of the gap; the largest of the gap is one of them.
+        quiet: the means over the first and the last tick of the gap. One of them is the largest mean in the gap.
     """
 
     area: Any
@@ -51,9 +51,9 @@ class Held(NamedTuple):
 
 
 def started(tick: Any, n: Any, rate: Any, rate_1: Any) -> Any:
-    """The part of the number held that a tick adds at tick 0, if its rate is extended back to it.
+    """The contribution of a tick to the number held, if the change of its rate is extrapolated back to tick 0.
 
-    The number held at the start of a tick is the sum of these over the ticks before it, and ``tick * flow``.
+    The number held at the start of a tick is ``tick * flow``, plus the contributions of all ticks before it.
     """
     return n - rate * tick - rate_1
 

@@ -1,8 +1,9 @@
 """Workload of a plan: the messages of a table, or flows, as classes of equal messages.
 
-A class of a table is ``n`` messages that are sent in the same millisecond with the same delay. A class of a flow has
-``n_rate``, the change in that millisecond of the number of messages sent per tick: positive at the start of the flow,
-negative at its end. So a flow of any number of messages needs two classes for each of its delays.
+A class of a table is ``n`` messages with the same delay, which are sent at the same time, rounded down to the grain. A
+class of a flow has ``n_rate``, the change at that time of the number of messages sent per tick: positive at the start
+of the flow, negative at its end. So a flow at an even rate needs two classes for each of its delays, for any number of
+messages.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ class Workload:
     """Classes of messages.
 
     Attributes:
-        classes: a table with ``at`` and ``delay`` in milliseconds, ``n``, ``n_rate``, ``bytes`` and ``bytes_rate``, as
-            described for this module.
+        classes: a table with ``at`` and ``delay`` in milliseconds, ``n``, ``n_rate``, ``bytes`` and ``bytes_rate``; see
+            the description of this module.
         messages: the number of messages.
         undelayed: messages without a delay, which are not part of the plan.
         bytes: the size of all bodies.
-        first: when the first message is sent, in milliseconds since the Unix epoch.
+        first: when the first message is sent, rounded down to the grain, in milliseconds since the Unix epoch.
         longest: the longest delay in milliseconds.
         has_flows: whether any ``n_rate`` is not zero.
     """
@@ -72,15 +73,16 @@ def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> 
 
     Raises:
         InvalidColumnError: a column is missing, or has the wrong type.
-        InvalidRowError: rows have no time, delay, size or count, or a negative one.
-        InvalidInputError: the table is empty, or the columns do not have exactly one of *delay* and *due*.
+        InvalidRowError: rows have no time, delay, size or count, or a negative delay, size or count.
+        InvalidInputError: the table is empty, the columns do not have exactly one of *delay* and *due*, or the grain is
+            not a whole number of milliseconds.
     """
     check_columns(columns, rows.columns)
     check_grain(grain)
     step = grain // MILLISECOND
     at = _milliseconds(rows, columns.at)
     if columns.due is not None:
-        # Not greatest(), which takes the zero for a missing or invalid due time.
+        # Not greatest(), which would return the zero if the due time is missing or invalid.
         wait = _milliseconds(rows, columns.due) - at
         delay = F.when(wait < 0, F.lit(0)).otherwise(wait)
     else:

@@ -30,10 +30,11 @@ from bide.pipelines.report.tables import COLUMNS, ReportTables
 Row = Mapping[str, Any]
 
 GRACE: Final = timedelta(minutes=10)
-"""Overdue time after which a message counts as lost, by default. It is longer than the 180 s after which RabbitMQ sends
-a message again that its target queue has not confirmed (``dead_letter_worker_publisher_confirm_timeout``)."""
+"""By default, a message that has been overdue for longer counts as lost. Shorter delays can be retries of RabbitMQ: it
+publishes a message to the target queue again after 180 s without a confirm
+(``dead_letter_worker_publisher_confirm_timeout``)."""
 
-# The largest numbers of spans, targets and groups in a plot or table.
+# The largest numbers of spans, targets, types and groups in a plot or table.
 _FLOW_SPANS: Final = 120
 _PENDING_SPANS: Final = 96
 _FAILURE_SPANS: Final = 60
@@ -44,9 +45,9 @@ _GROUPS: Final = 12
 _SCHEDULE_SPANS: Final = 96
 _SCHEDULE_TARGETS: Final = 12
 _MAX_WIDENING: Final = 3
-"""Messages with extreme due times are left out of the plot if they would make its time axis wider by this factor."""
+"""A plot leaves out due times that are farther from the middle 90 % than this many times the length of that range."""
 _FARTHEST: Final = timedelta(days=3653)
-"""Times that are farther from the median are left out of all plots. No delay is that long, so they are wrong."""
+"""A plot of due times or failures leaves out times that are farther from the median: they are probably wrong."""
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
@@ -59,8 +60,8 @@ def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
 
     Args:
         tables: the tables of an audit, as of :func:`bide.pipelines.report.spark_tables.spark_tables` or
-            :func:`bide.pipelines.report.duckdb_tables.small_tables`. The figures are the same.
-        grace: the overdue time after which a message counts as lost.
+            :func:`bide.pipelines.report.duckdb_tables.small_tables`. Both give the same figures.
+        grace: a message that has been overdue for longer counts as lost.
     """
     found = tables.names
     pending, waiting = found.get("pending"), found.get("schedules_pending")
@@ -70,7 +71,7 @@ def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
     messages = tables.define(counting.delayed(found["messages"])) if "messages" in found else None
     target_rows = [] if messages is None else tables.rows(counting.targets(messages, _TARGETS))
     names = [row["target"] for row in target_rows]
-    pending_figures, panels = (None, []) if pending is None else _pending(tables, pending, names)
+    pending_figures, unplotted = (None, []) if pending is None else _pending(tables, pending, names)
     headline, flow, steps, filters, overdue = None, None, None, None, 0
     percentiles: Percentiles = {}
     if messages is not None:
@@ -97,16 +98,16 @@ def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
             steps=len(steps),
             first_step=first_step,
             pending=pending_figures,
-            panels=panels,
+            unplotted=unplotted,
         )
     query = _query(tables.folder, headline) if overdue and headline is not None else ""
     if headline is not None and pending_figures is not None:
-        # Messages that wait for a retry are counted in the table pending only.
+        # Only the table pending counts messages that wait for a retry.
         headline = replace(
             headline,
             pending=sum(one.pending for one in pending_figures.targets),
             overdue=sum(one.pending_overdue for one in pending_figures.targets),
-            # The table of messages has schedules only when they have ended.
+            # The table of messages has only schedules that have ended.
             scheduled=headline.scheduled + (0 if schedules is None else schedules.total.pending),
         )
     undecodable, total = ([], 0) if "undecodable" not in found else _undecodable(tables, found["undecodable"])
@@ -196,7 +197,11 @@ def _query(folder: str, headline: Headline) -> str:
 
 
 def _pending(tables: ReportTables, pending: str, names: Sequence[str]) -> tuple[PendingFigures, list[PendingTarget]]:
-    """The plot of pending messages, and those of each of these targets without a part of its own in the plot."""
+    """The figures of the plot of pending messages, and the same for the named targets that the plot does not show.
+
+    Args:
+        names: the targets of the page's filter.
+    """
     rows = tables.rows(counting.pending_targets(pending, _PENDING_TARGETS))
     if not rows:
         return PendingFigures(first=EPOCH, width=_HOUR, spans=0, targets=[], others=0, earlier=0, later=0), []
@@ -206,12 +211,12 @@ def _pending(tables: ReportTables, pending: str, names: Sequence[str]) -> tuple[
     width = max(span_for(last - first, _PENDING_SPANS), _HOUR)
     first = floored(first, width)
     spans = (last - first) // width + 1
-    more = [name for name in names if name not in shown]
-    found = tables.rows(counting.pending_spans(pending, first, width), names=[*shown, *more])
+    hidden = [name for name in names if name not in shown]
+    found = tables.rows(counting.pending_spans(pending, first, width), names=[*shown, *hidden])
     targets = [_pending_target(name, [row for row in found if row["target"] == name], spans) for name in shown]
     if others:
         targets.append(_pending_target("", [row for row in found if row["target"] not in shown], spans))
-    panels = [_pending_target(name, [row for row in found if row["target"] == name], spans) for name in more]
+    unplotted = [_pending_target(name, [row for row in found if row["target"] == name], spans) for name in hidden]
     figures = PendingFigures(
         first=first,
         width=width,
@@ -221,15 +226,16 @@ def _pending(tables: ReportTables, pending: str, names: Sequence[str]) -> tuple[
         earlier=sum(row["count"] for row in found if row["span"] < 0),
         later=sum(row["count"] for row in found if row["span"] >= spans),
     )
-    return figures, panels
+    return figures, unplotted
 
 
 def _time_range(tables: ReportTables, times: str, *, widening: int | None = None) -> tuple[datetime, datetime]:
-    """The first and last time, without times that are certainly wrong.
+    """The first and last time, without those that are farther than :data:`_FARTHEST` from the median.
 
     Args:
         times: a query of at least one ``time``.
-        widening: leave out times that would make the range wider by this factor, too; None to keep them.
+        widening: also leave out times that are farther from the middle 90 % than this many times the length of that
+            range, or this many days if it is shorter than a day; None to keep them.
     """
     row: Row = tables.rows(counting.time_range(times))[0]
     far = _FARTHEST // MICROSECOND
@@ -302,7 +308,7 @@ def _group(row: Row, times: Sequence[Row], spans: int) -> FailureGroup:
 
 
 def _schedules(tables: ReportTables, occurrences: str | None, pending: str) -> ScheduleFigures | None:
-    """None if there has never been a schedule."""
+    """The figures of schedules; None if there has never been a schedule."""
     ended = tables.define(counting.no_occurrences(pending)) if occurrences is None else occurrences
     counts = [_schedule_counts(row) for row in tables.rows(counting.schedule_targets(ended, pending))]
     if not counts:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from bide.pipelines.report.tables import ReportTables
 
 OLDEST: Final = 20
-"""Overdue messages that are listed."""
+"""The largest number of overdue messages that the page lists for each choice of the filters."""
 
 Percentiles = Mapping[tuple[int, int, int], Mapping[str, Any]]
 """The rows of :func:`~bide.pipelines.report.counting.percentiles` by target, type and span."""
@@ -35,7 +35,7 @@ def collect_filters(
     steps: int,
     first_step: int,
     pending: PendingFigures | None,
-    panels: Sequence[PendingTarget],
+    unplotted: Sequence[PendingTarget],
 ) -> Filters:
     """Count the messages of each target and type.
 
@@ -46,7 +46,7 @@ def collect_filters(
         overdue: the number of overdue messages.
         steps: the number of ranges of lateness in the histogram.
         first_step: the number of the first of them, as in :func:`~bide.pipelines.report.counting.lateness`.
-        panels: pending messages of targets that have no plot of their own.
+        unplotted: pending messages of the targets that the plot of pending messages does not show.
     """
     short = short_span(flow.width)
     lengths = {
@@ -88,7 +88,7 @@ def collect_filters(
     if overdue:
         _add_oldest(choices, tables.rows(counting.oldest(numbered, OLDEST)))
     return Filters(
-        targets=targets, types=types, short=short, choices=[choices[key] for key in sorted(choices)], pending=panels
+        targets=targets, types=types, short=short, choices=[choices[key] for key in sorted(choices)], pending=unplotted
     )
 
 
@@ -121,6 +121,6 @@ def _add_oldest(choices: Mapping[tuple[int, int], Choice], rows: Sequence[Mappin
             due=None if row["due"] is None else from_microseconds(row["due"]),
         )
         for key in _keys(row):
-            # A message whose other times are all unknown has added no choice.
+            # A message that is in no plot has added no choice.
             if key in choices and len(choices[key].oldest) < OLDEST:
                 choices[key].oldest.append(message)

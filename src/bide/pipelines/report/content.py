@@ -197,7 +197,7 @@ def _pending(found: PendingFigures | None, headline: Headline | None) -> Section
         if count
     ]
     now = None if headline is None else headline.until
-    note = "Messages waiting for each target, by due time. The dashed line marks the end of the audit."
+    note = "Messages waiting for each target, by due time. The dashed line marks the last message that the audit saw."
     for number, when in ((found.earlier, "before"), (found.later, "after")):
         if number:
             note += f" Not shown: {quantity(number, 'message')} due long {when} the others."
@@ -210,12 +210,13 @@ def _pending(found: PendingFigures | None, headline: Headline | None) -> Section
 
 def _oldest(figures: Figures) -> Section:
     head, shown, total = figures.headline, len(figures.oldest), figures.overdue
-    which = f"The {shown} oldest of {total:,}" if shown < total else f"All {total:,}" if total > 1 else "One"
+    counted = quantity(total, "overdue message")
+    which = f"The first {shown} of {counted}" if shown < total else counted
     note = f"{which} in the table of messages, by due time."
     if head is not None:
-        note += f" Overdue by more than {texts.span(head.grace)}, a message may be lost."
+        note += f" A message that is overdue by more than {texts.span(head.grace)} may be lost."
         if (more := head.overdue - total) > 0:
-            note += f" {more:,} more overdue {'is a schedule or a retry' if more == 1 else 'are schedules or retries'}."
+            note += f" Not shown: {quantity(more, 'overdue schedule or retry', 'overdue schedules or retries')}."
     return Section(
         name="overdue",
         title="Overdue messages",

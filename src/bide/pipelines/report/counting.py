@@ -1,8 +1,8 @@
 """Queries of a report, in the SQL that Spark and DuckDB share.
 
 The arguments are names of tables, as in :class:`~bide.pipelines.report.tables.ReportTables`. Times are whole numbers of
-microseconds since the Unix epoch. The results are small for tables of any size, and do not depend on the engine: all
-orders are complete, and percentiles are exact.
+microseconds since the Unix epoch. The results are small for tables of any size, and do not depend on the engine: rows
+are sorted by enough columns to have one order only, and percentiles are exact.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ OUTCOMES: Final = ("delivered", *ENDED)
 """Outcomes of occurrences of schedules."""
 
 STEPS: Final = 12
-"""Ranges of lateness per power of ten."""
+"""The number of ranges of lateness per power of ten."""
 
 ALL: Final = -1
 """The number of the span that stands for all spans, in :func:`percentiles`."""
@@ -33,6 +33,7 @@ _TEXT: Final = 240
 
 _HOUR: Final = 3_600_000_000
 
+# Whether a message counts for its own target, type and span (1), or for all of them (0).
 _CHOICES: Final = ", ".join(f"({one}, {other}, {span})" for one in (0, 1) for other in (0, 1) for span in (0, 1))
 
 
@@ -102,7 +103,7 @@ def types(messages: str, limit: int) -> str:
 
 
 def numbered(messages: str) -> str:
-    """Messages with ``target_number`` and ``type_number``: the place in the lists from 1, and 0 for all others.
+    """Messages with ``target_number`` and ``type_number``: positions in the lists, from 1; 0 for what is not listed.
 
     The lists are the parameters ``targets`` and ``types``.
     """
@@ -186,7 +187,7 @@ def percentiles(numbered: str, first: datetime, width: timedelta) -> str:
 
 
 def oldest(numbered: str, limit: int) -> str:
-    """For each ``target_number`` and ``type_number``, this many overdue messages with the earliest due times."""
+    """The first *limit* overdue messages by due time, for each ``target_number`` and ``type_number``."""
     return f"""
         select target_number, type_number, message_id, target, type, due
         from (
@@ -200,7 +201,7 @@ def oldest(numbered: str, limit: int) -> str:
 
 
 def pending_targets(pending: str, limit: int) -> str:
-    """The targets with most pending messages, with the number of all as ``targets``."""
+    """The targets with most pending messages, with the number of all targets as ``targets``."""
     return f"""
         select target, count(*) over () as targets
         from (select p.target, sum(p.count) as waiting from {pending} as p group by p.target) as counted
@@ -217,7 +218,7 @@ def time_range(times: str, within: tuple[int, int] | None = None) -> str:
     """The range of the column ``time`` in one row: ``first``, ``last``, ``median``, and ``low`` and ``high``.
 
     Nine in ten times are between ``low`` and ``high``. These and the median are times of the column, not means of two:
-    the mean of a time today and one in the year 9999 is thousands of years away.
+    the mean of a time today and one in the year 9999 would be thousands of years away from both.
 
     Args:
         times: a query.
@@ -237,9 +238,9 @@ def time_range(times: str, within: tuple[int, int] | None = None) -> str:
 
 
 def pending_spans(pending: str, first: datetime, width: timedelta) -> str:
-    """Pending messages by target (null for all targets that are not named) and span: ``count`` and ``overdue``.
+    """Pending messages by target (null for targets without a name in the list) and span: ``count`` and ``overdue``.
 
-    The names are the parameter ``names``.
+    The list is the parameter ``names``.
     """
     return f"""
         select target, span, sum(waiting) as count, sum(late) as overdue
@@ -260,7 +261,7 @@ def both(some: str, more: str) -> str:
 
 
 def failures(table: str) -> str:
-    """All failures in one row: ``total``, ``groups``, and ``timed``, the groups whose times are known."""
+    """All failures in one row: ``total``, ``groups``, and ``timed``, the number of groups whose times are known."""
     return f"""
         select sum(f.count) as total, count(*) as groups, count(f.last_seen) as timed from {table} as f"""
 
@@ -280,7 +281,7 @@ def failure_groups(table: str, limit: int) -> str:
 def failure_times(failed: str, first: datetime, width: timedelta) -> str:
     """Failures per span: ``group_name``, ``endpoint``, ``span``, ``count``, and the newest ``text``.
 
-    The groups are the parameter ``groups``. An endpoint publishes an event again when a confirm is lost, which counts
+    The groups are the parameter ``groups``. Events that an endpoint published twice, because a confirm was lost, count
     once.
     """
     attempt = "message_id, group_name, endpoint, kind, started, ended"
@@ -342,7 +343,7 @@ def schedule_spans(occurrences: str, first: datetime, width: timedelta) -> str:
 
 
 def undecodable(table: str, limit: int) -> str:
-    """Undecodable messages by stream and reason, most first, with the number of all as ``total``."""
+    """Undecodable messages by stream and reason, most first, with the number of all messages as ``total``."""
     return f"""
         select u.*, sum(u.count) over () as total
         from (

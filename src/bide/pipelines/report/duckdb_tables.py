@@ -23,14 +23,14 @@ if TYPE_CHECKING:
     from pyarrow import fs
 
 _PARAMETER: Final = re.compile(r":(\w+)")
-_WHOLE: Final = ("tinyint", "smallint", "int")
+_SMALL_INTEGERS: Final = ("tinyint", "smallint", "int")
 
 
 class SmallTables(ReportTables):
     """Tables in this process.
 
     Attributes:
-        size: the size of the files, as a reason for this engine.
+        size: the folder and the size of its files in words, as the reason for the choice of this engine.
     """
 
     size: str
@@ -59,7 +59,7 @@ def small_tables(folder: str, *, largest: int | None = SMALL) -> Iterator[SmallT
             yield tables
     except duckdb.Error as error:
         first = str(error).partition("\n")[0]
-        raise NeedsSparkError(f"DuckDB cannot count it ({first})") from error
+        raise NeedsSparkError(f"DuckDB cannot run a query of the report ({first})") from error
 
 
 class _DuckdbTables(SmallTables):
@@ -108,16 +108,18 @@ class _DuckdbTables(SmallTables):
 
 
 def _check_folders(place: str, name: str, files: Sequence[fs.FileInfo]) -> None:
-    """Check that the folders of the files only divide a table by columns that are not read.
+    """Check that all folders of a table are partitions, by the same columns, which the report does not read.
 
     Raises:
-        NeedsSparkError: Spark may leave out files, or read columns from the names of folders.
+        NeedsSparkError: Spark might leave out files, or read columns from the names of the folders.
     """
-    divisions = {
+    partitionings = {
         tuple(part.partition("=")[:2] for part in PurePosixPath(one.path).relative_to(place).parts[:-1])
         for one in files
     }
-    if len(divisions) > 1 or any(sign != "=" or key in ALL_COLUMNS[name] for key, sign in next(iter(divisions))):
+    if len(partitionings) > 1 or any(
+        sign != "=" or key in ALL_COLUMNS[name] for key, sign in next(iter(partitionings))
+    ):
         raise NeedsSparkError(f"{place} has folders other than those of an audit")
 
 
@@ -127,7 +129,7 @@ def _prepared(name: str, rows: pa.Table) -> pa.Table:
     for column, kind in ALL_COLUMNS[name].items():
         values = rows.column(column)
         found = spark_name(values.type)
-        if found != kind and not (kind == "bigint" and found in _WHOLE):
+        if found != kind and not (kind == "bigint" and found in _SMALL_INTEGERS):
             raise NeedsSparkError(f"the column {column!r} of the table {name!r} is {found}")
         if kind in ("timestamp", "bigint"):
             values = values.cast(pa.int64())

@@ -23,12 +23,12 @@ class Headline:
         scheduled: messages that were scheduled.
         delivered: scheduled messages that were delivered or processed.
         pending: messages that are not delivered yet or wait for a retry, including the overdue ones.
-        overdue: pending messages whose due time is over.
+        overdue: pending messages whose due time has passed.
         lost: overdue messages that were due more than *grace* before *until*.
         early: messages that were delivered before their due time.
-        grace: the overdue time after which a message counts as lost.
+        grace: a message that has been overdue for longer counts as lost.
         since: when the first message was scheduled or delivered.
-        until: when the last message was scheduled or delivered, which is the time of the report.
+        until: when the last message was scheduled or delivered; the report computes overdue times up to then.
         p50: the median lateness in ms; None if no message was delivered.
         p95: the 95th percentile of the lateness in ms.
         p99: the 99th percentile of the lateness in ms.
@@ -36,8 +36,8 @@ class Headline:
         cancelled: schedules that were cancelled.
         superseded: schedules that were replaced.
         skipped: runs of recurring schedules that were skipped.
-        undeliverable: scheduled messages that a gate has set aside.
-        unknown: schedules that ended in records of the log which were lost.
+        undeliverable: scheduled messages that a gate moved to the undeliverable queue.
+        unknown: schedules that ended in records of the schedule log which were lost.
     """
 
     scheduled: int
@@ -61,7 +61,7 @@ class Headline:
 
     @property
     def ended(self) -> dict[str, int]:
-        """Messages that ended without a delivery by outcome, without outcomes that no message has."""
+        """Messages that ended without a delivery, by outcome; outcomes without messages are left out."""
         return {name: count for name in ENDED if (count := getattr(self, name))}
 
 
@@ -74,8 +74,8 @@ class FlowFigures:
         width: the length of a span.
         scheduled: messages scheduled, for each span.
         delivered: messages delivered, for each span.
-        p50: the median lateness in ms of the messages delivered in each span; None for a span without any.
-        p99: the 99th percentile of the same.
+        p50: the median lateness in ms of the messages delivered in each span; None for a span without deliveries.
+        p99: the 99th percentile of the lateness in ms of the messages delivered in each span.
     """
 
     first: datetime
@@ -104,7 +104,7 @@ class ReportStep:
     """Delivered messages whose lateness is in a range.
 
     Attributes:
-        low: the lower end of the range in ms; 0 for all values below the first range.
+        low: the lower end of the range in ms; 0 for the range of all lateness below 1 ms.
         high: the upper end of the range in ms.
         count: the number of messages.
     """
@@ -225,8 +225,8 @@ class ScheduleCounts:
         name: the target, ``q:<queue>`` or ``x:<exchange>``; empty for several targets together.
         outcomes: occurrences that have ended, by outcome.
         pending: occurrences that have not ended.
-        overdue: pending occurrences whose due time is over.
-        max: the largest lateness of a delivered one in ms; None if none was delivered, or if it is not counted.
+        overdue: pending occurrences whose due time has passed.
+        max: the largest lateness of a delivered occurrence in ms; None if none was delivered, or for a span.
     """
 
     name: str = ""
@@ -243,12 +243,12 @@ class ScheduleCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleFigures:
-    """Occurrences of schedules by target, and those that have ended by due time.
+    """Occurrences of schedules by target, and the due times of ended occurrences in equal spans.
 
     Attributes:
-        total: all of them.
-        targets: the targets with most of them, then all other targets together if there are more.
-        others: how many targets the last one stands for.
+        total: all occurrences.
+        targets: the targets with most occurrences, then all other targets together if there are more.
+        others: how many targets the last of *targets* stands for; 0 if it stands for itself.
         first: the start of the first span.
         width: the length of a span, a day or more.
         spans: occurrences that have ended and were due in each span.
@@ -271,17 +271,17 @@ class ScheduleFigures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figures:
-    """All figures of a report. A figure is None if its table is missing, and empty if its table is empty.
+    """All figures of a report. A figure is empty if its table is empty, and None or empty if its table is missing.
 
     Attributes:
         folder: the folder of the tables.
         missing: tables that are missing.
         more_targets: the number of targets that are left out of *targets*.
         oldest: the overdue messages with the earliest due times.
-        overdue: overdue messages in the table of messages, which has no schedules and no retries that are overdue.
-        query: Spark SQL that selects all of them.
+        overdue: overdue messages in the table of messages. Overdue schedules and retries are not in this table.
+        query: Spark SQL that selects the overdue messages from the table of messages.
         filters: the messages by target and type.
-        schedules: None without a schedule log.
+        schedules: the occurrences of schedules; None if there has never been a schedule.
         undecodable: the most frequent reasons, the one with most messages first.
         undecodable_total: undecodable messages of all reasons.
     """

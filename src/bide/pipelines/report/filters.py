@@ -25,11 +25,11 @@ class Choice:
         scheduled: messages scheduled, for each short span.
         delivered: messages delivered, for each short span.
         p50: the median lateness in ms, for each span of the plot; None for a span without deliveries.
-        p99: the 99th percentile of the same.
+        p99: the 99th percentile of the lateness in ms, for each span of the plot.
         steps: messages for each range of lateness of the histogram.
         late: the median, the 95th and 99th percentile and the maximum of the lateness in ms.
-        pending: messages that are not delivered, for each span of the due time.
-        overdue: those of them that are overdue.
+        pending: messages that are not delivered yet, for each span of the due time.
+        overdue: overdue messages, for each span of the due time.
         oldest: the overdue messages with the earliest due times.
     """
 
@@ -54,8 +54,8 @@ class Filters:
         targets: the targets with most messages.
         types: the types with most messages.
         short: the length of the short spans, into which the spans of the plot are divided.
-        choices: the messages of each choice that has any, those of all targets and types first.
-        pending: pending messages of targets that have no plot of their own.
+        choices: the choice of all targets and types, then the other choices that have messages.
+        pending: pending messages of those *targets* that the plot of pending messages does not show.
     """
 
     targets: Sequence[str]

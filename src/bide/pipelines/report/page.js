@@ -11,7 +11,7 @@ const DURATIONS = [
   ...[-3, -2, -1, 0, 1, 2, 3, 4].map((power) => 10 ** power), MINUTE, 10 * MINUTE, HOUR, 10 * HOUR,
   ...[0, 1, 2, 3, 4].map((power) => DAY * 10 ** power),
 ];
-/** The whole range of each axis of time. */
+/** The whole range of each time axis. */
 const WHOLE = { flow: [data.first, data.first + data.width * data.spans], pending: null };
 if (data.pending) WHOLE.pending = [data.pending.first, data.pending.first + data.pending.width * data.pending.spans];
 const state = { target: 0, type: 0, flow: null, pending: null };
@@ -169,7 +169,7 @@ function* filled(values, places, base, role) {
   yield line(outline, role, 1.5);
 }
 
-// Plots: their marks, the rows of their table, and their axis of time
+// Plots: their marks, the rows of their table, and their time axis
 
 /** Scheduled, delivered and waiting messages in the spans of the zoom. */
 function flowOf(choice) {
@@ -306,7 +306,7 @@ function latenessOverTime(choice, width) {
   return { marks, rows, times, height };
 }
 
-/** The parts of the plot of pending messages: of all targets, of one, or of the messages of a type. */
+/** The panels of pending messages: one for each target, or one for the selected target or type. */
 function panelsOf(choice) {
   if (state.type) {
     const names = [state.target ? data.targets[state.target - 1] : "", data.types[state.type - 1]].filter(Boolean);
@@ -360,27 +360,28 @@ function pending(choice, width) {
   });
   const note = state.type
     ? "Only the table of messages has types: schedules, and messages that wait for a retry, are left out."
-    : "Messages waiting for the target, by due time. The dashed line marks the end of the audit.";
+    : "Messages waiting for the target, by due time. The dashed line marks the last message that the audit saw.";
   return { marks, rows, times, height: bottom + AXIS, note };
 }
 
 /** The rows of the table of overdue messages. */
 function overdue(choice) {
-  return { rows: choice.oldest, note: "The overdue messages of this filter, by due time, at most 20." };
+  return { rows: choice.oldest, note: "At most 20 overdue messages of this filter, those with the earliest due times." };
 }
 
 // The page
 
 const PLOTS = { flow, lateness, "lateness-over-time": latenessOverTime, pending };
 const ZOOMS = { flow: "flow", "lateness-over-time": "flow", pending: "pending" };
-const all = (name, value) => data.choices[0][name].map(() => value);
+const everywhere = (name, value) => data.choices[0][name].map(() => value);
+/** The choice of a target and a type without messages. */
 const NOTHING = {
-  ...Object.fromEntries(["scheduled", "delivered", "steps", "pending", "overdue"].map((name) => [name, all(name, 0)])),
-  ...Object.fromEntries(["p50", "p99", "late"].map((name) => [name, all(name, null)])),
+  ...Object.fromEntries(["scheduled", "delivered", "steps", "pending", "overdue"].map((name) => [name, everywhere(name, 0)])),
+  ...Object.fromEntries(["p50", "p99", "late"].map((name) => [name, everywhere(name, null)])),
   oldest: [],
 };
 
-/** The sections that the filters apply to, with what they contain without filters and zoom. */
+/** The sections that the filters apply to, with their original content. */
 const sections = [...Object.keys(PLOTS), "overdue"]
   .map((name) => document.getElementById(name))
   .filter((section) => section?.querySelector("tbody"))
@@ -388,7 +389,7 @@ const sections = [...Object.keys(PLOTS), "overdue"]
     const body = section.querySelector("tbody"), svgs = [...section.querySelectorAll("svg")];
     const drawn = svgs.map((svg) => [svg.getAttribute("viewBox"), [...svg.childNodes]]);
     const note = section.querySelector("figcaption, p");
-    return { name: section.id, section, body, svgs, drawn, rows: [...body.childNodes], note, said: note.textContent };
+    return { name: section.id, section, body, svgs, drawn, rows: [...body.childNodes], note, text: note.textContent };
   });
 
 const chosen = () => data.choices.find((one) => one.target === state.target && one.type === state.type) ?? NOTHING;
@@ -400,12 +401,12 @@ const make = (name, attributes = {}, ...children) => {
 };
 
 function tableRow(cells, body) {
-  const like = body.closest("table").querySelectorAll("thead th"), made = make("tr");
+  const heads = body.closest("table").querySelectorAll("thead th"), made = make("tr");
   cells.forEach((text, number) => {
     const cell = make(number ? "td" : "th", { textContent: text });
     if (!number) cell.scope = "row";
-    else cell.dataset.name = like[number].textContent;
-    if (like[number].className) cell.className = like[number].className;
+    else cell.dataset.name = heads[number].textContent;
+    if (heads[number].className) cell.className = heads[number].className;
     made.append(cell);
   });
   return made;
@@ -413,7 +414,7 @@ function tableRow(cells, body) {
 
 function draw() {
   const choice = chosen(), filtered = state.target || state.type;
-  for (const { name, body, svgs, drawn, rows, note, said } of sections) {
+  for (const { name, body, svgs, drawn, rows, note, text } of sections) {
     const zoomed = ZOOMS[name] && state[ZOOMS[name]];
     svgs.forEach((svg, number) => {
       const [box, nodes] = drawn[number];
@@ -428,7 +429,7 @@ function draw() {
     });
     const found = (PLOTS[name] ?? overdue)(choice, NARROW);
     body.replaceChildren(...(filtered || zoomed ? found.rows.map((one) => tableRow(one, body)) : rows));
-    note.textContent = (filtered && found.note) || said;
+    note.textContent = (filtered && found.note) || text;
   }
   document.body.classList.toggle("filtered", Boolean(filtered));
   for (const button of document.querySelectorAll(".zoom .whole")) button.disabled = !state[button.value];

@@ -20,9 +20,9 @@ WIDE: Final = 976
 MEDIUM: Final = 680
 NARROW: Final = 358
 
-_POLICY: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
-"""The content security policy: a browser fetches nothing, and runs no script but that of the page, which is named by
-its hash, even if a message contains HTML."""
+_POLICY_WITHOUT_SCRIPT: Final = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+"""The content security policy of a page without a script: even if a message contains HTML, a browser loads nothing and
+runs no script. :func:`_policy` also allows the script of the page, by its hash."""
 
 
 def page(figures: Figures, *, title: str = "Delayed delivery") -> str:
@@ -67,9 +67,10 @@ def _lines(figures: Figures, title: str) -> Iterator[str]:
 
 
 def _policy(script: str) -> str:
-    return (
-        f"{_POLICY}; script-src 'sha256-{b64encode(sha256(script.encode()).digest()).decode()}'" if script else _POLICY
-    )
+    if not script:
+        return _POLICY_WITHOUT_SCRIPT
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    return f"{_POLICY_WITHOUT_SCRIPT}; script-src 'sha256-{digest}'"
 
 
 def _style() -> str:
@@ -114,18 +115,16 @@ def _table(table: Table, title: str) -> Iterator[str]:
     yield f'<div class="{classes}" tabindex="0" role="region" aria-label="{text(title)}, table">'
     yield "<table>"
     yield "<thead><tr>"
-    plain = len(table.head) - table.numbers
+    first_number = len(table.head) - table.numbers
     for place, name in enumerate(table.head):
-        yield f'<th scope="col"{_kind(place, plain)}>{text(name)}</th>'
+        yield f'<th scope="col"{_class_attribute(place, first_number)}>{text(name)}</th>'
     yield "</tr></thead>"
     yield "<tbody>"
     for row in table.rows:
         cells = [f'<th scope="row">{text(row[0])}</th>']
-        cells += [
-            f'<td{_kind(place, plain, table.long)} data-name="{text(table.head[place])}">{text(cell)}</td>'
-            for place, cell in enumerate(row)
-            if place
-        ]
+        for place, cell in enumerate(row[1:], 1):
+            kind = _class_attribute(place, first_number, table.long)
+            cells.append(f'<td{kind} data-name="{text(table.head[place])}">{text(cell)}</td>')
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</tbody>"
     yield "</table>"
@@ -134,5 +133,5 @@ def _table(table: Table, title: str) -> Iterator[str]:
         yield "</details>"
 
 
-def _kind(place: int, plain: int, long: int | None = None) -> str:
-    return ' class="number"' if place >= plain else ' class="long"' if place == long else ""
+def _class_attribute(place: int, first_number: int, long: int | None = None) -> str:
+    return ' class="number"' if place >= first_number else ' class="long"' if place == long else ""

@@ -19,7 +19,7 @@ _MILLISECOND: Final = timedelta(milliseconds=1)
 
 
 def page_data(figures: Figures, filters: Filters) -> str:
-    """The data as the text of a ``script`` element, where no text of a message can end the element."""
+    """The data as the text of a ``script`` element, escaped so that no text of a message can end the element."""
     text = json.dumps(_visible(_data(figures, filters)), separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -83,13 +83,13 @@ def _panel(one: PendingTarget, name: str) -> dict[str, Any]:
 
 
 def _milliseconds(value: timedelta | datetime) -> float:
-    """A span, or a time since 1970. Whole numbers are integers, which are shorter in JSON."""
+    """A span, or a time since the Unix epoch, in milliseconds. Whole numbers are integers, to keep the JSON short."""
     number = (value - EPOCH if isinstance(value, datetime) else value) / _MILLISECOND
     return int(number) if number.is_integer() else number
 
 
 def _rounded(value: float | None) -> float | None:
-    """A duration with as many digits as a plot shows."""
+    """A duration, rounded to five significant digits, which are enough for a plot."""
     return None if value is None else float(f"{value:.5g}")
 
 

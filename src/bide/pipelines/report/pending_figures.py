@@ -54,7 +54,7 @@ class PendingFigures:
         width: the length of a span.
         spans: the number of spans.
         targets: the targets with most messages, then one for all others if there are more.
-        others: how many targets the last one stands for.
+        others: how many targets the last of *targets* stands for; 0 if it stands for itself.
         earlier: messages due before the first span.
         later: messages due after the last span.
     """

@@ -30,7 +30,7 @@ _RIGHT: Final = 12
 _AXIS: Final = 38
 _NARROW: Final = 600
 _FEWEST: Final = 12
-"""Spans that a plot has room for at least, so that a few messages or failures are narrow bars."""
+"""The smallest number of spans on a time axis, so that the bars of a short time range are narrow."""
 
 
 def flow(found: FlowFigures, *, width: float) -> Drawing:
@@ -261,7 +261,7 @@ def _pending_target(
 
 
 def _times(found: FlowFigures | PendingFigures | ScheduleFigures | Failures, frame: Frame) -> Times:
-    """The axis of time of a plot."""
+    """The time axis of a plot."""
     first, last = widened(found.first, found.last, found.width, fewest=_FEWEST)
     return Times(first, last, frame.left, frame.right)
 
@@ -273,7 +273,7 @@ def _span_bar(times: Times, found: PendingFigures | ScheduleFigures | Failures, 
 
 
 def target_name(found: PendingFigures | ScheduleFigures, one: PendingTarget | ScheduleCounts) -> str:
-    """The name of a target in words; for the last one, which can stand for several, their number."""
+    """The name of a target in words, or the number of targets if this entry stands for all others."""
     if found.others and one is found.targets[-1]:
         return quantity(found.others, "other target")
     return in_words(one.name)
@@ -351,7 +351,7 @@ def failures(found: Failures, *, width: float) -> Drawing:
 def _group(found: Failures, group: FailureGroup, times: Times, frame: Frame) -> Iterator[Mark]:
     count_text = f"{group.count:,}"
     room = frame.right - frame.left - BOLD_LETTER * 13 * len(count_text) - 12
-    # Without the namespace, for example of .NET, which would leave too little room for the name itself.
+    # The namespace of a .NET exception would leave too little room for the name of the class.
     name = group_name(group).rpartition(".")[2] or group_name(group)
     if group.endpoint:
         name += f", {group.endpoint}"
@@ -380,5 +380,5 @@ def group_name(group: FailureGroup) -> str:
 def trend(group: FailureGroup) -> str:
     """The trend of a group in the last two hours, in words."""
     if group.recent == group.before:
-        return "over" if not group.recent else f"steady, {group.recent:,}/h"
+        return "stopped" if not group.recent else f"steady, {group.recent:,}/h"
     return f"{'rising' if group.recent > group.before else 'falling'}, {group.before:,}/h to {group.recent:,}/h"

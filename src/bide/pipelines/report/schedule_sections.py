@@ -12,7 +12,7 @@ from bide.runtime.wording import quantity
 
 
 def summary(figures: Figures) -> str:
-    """A short text about schedules; empty without a schedule log."""
+    """A short text about schedules; empty without schedules."""
     if figures.schedules is None:
         return ""
     total = figures.schedules.total
@@ -22,7 +22,7 @@ def summary(figures: Figures) -> str:
 
 
 def listed(outcomes: Mapping[str, int]) -> str:
-    """Counts with their outcomes, separated by commas; outcomes with the count 0 are left out."""
+    """Outcomes with their counts, separated by commas; outcomes with the count 0 are left out."""
     return ", ".join(f"{count:,} {name}" for name, count in outcomes.items() if count)
 
 
@@ -70,7 +70,7 @@ def over_time(found: ScheduleFigures) -> Section:
     return Section(
         name="schedules-over-time",
         title="Ended schedules, by due time",
-        note=f"Delivered occurrences, those that were cancelled, replaced or skipped, and problems.{left_out}",
+        note=f"Delivered occurrences; cancelled, superseded or skipped ones; undeliverable or unknown ones.{left_out}",
         draw=lambda width: plots.schedules(found, width=width),
         table=Table(head=("due from (UTC)", *names, "all"), rows=rows, numbers=len(names) + 1),
     )

@@ -16,7 +16,7 @@ class Table:
         head: the names of the columns.
         rows: the cells, row by row.
         numbers: how many columns at the end are numbers.
-        aside: whether the table is collapsed until the reader opens it.
+        aside: whether the table is collapsed until the reader opens it; it then repeats the drawing's figures.
         long: the index of a column of long texts; None without one.
     """
 
@@ -37,8 +37,8 @@ class Section:
         note: one or two sentences below the drawing, or in its place.
         draw: creates the drawing for a width; None if there is nothing to draw.
         table: the same data as a table; None without one.
-        query: a query for the rows that the table leaves out; empty without one.
-        query_title: what the query gives.
+        query: a query for all rows, also those that the table leaves out; empty without one.
+        query_title: the title of the query.
     """
 
     name: str

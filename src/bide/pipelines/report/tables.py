@@ -55,14 +55,14 @@ OPTIONAL: Final[Mapping[str, Mapping[str, str]]] = {
 ALL_COLUMNS: Final = {**COLUMNS, **OPTIONAL}
 
 NAMES: Final = ("target", "type", "group", "endpoint", "exception")
-"""Columns of names. They have an empty text instead of null, so that unknown names form one group."""
+"""Columns of names. Null is read as an empty string, so that unknown names form one group."""
 
 RENAMED: Final = {"group": "group_name", "offset": "stream_offset"}
-"""Other names for columns whose names are keywords of SQL."""
+"""New names of columns whose names are SQL keywords."""
 
 
 class ReportTables(Protocol):
-    """The tables of an audit in an engine of SQL, which runs the queries of :mod:`bide.pipelines.report.counting`.
+    """The tables of an audit in a SQL engine, which runs the queries of :mod:`bide.pipelines.report.counting`.
 
     The tables have the columns of :data:`COLUMNS` or :data:`OPTIONAL`, renamed by :data:`RENAMED`. Times are whole
     numbers of microseconds since the Unix epoch.
@@ -79,7 +79,7 @@ class ReportTables(Protocol):
         ...
 
     def define(self, query: str, **values: Sequence[str]) -> str:
-        """Define a table by a query with parameters such as ``:targets``; returns its name in queries."""
+        """Define a table by a query with parameters such as ``:targets``, and return its name in queries."""
         ...
 
     def rows(self, query: str, **values: Sequence[str]) -> list[dict[str, Any]]:
@@ -120,7 +120,7 @@ def check_columns(place: str, name: str, found: Collection[str]) -> None:
 
 
 def files_of(folder: str, name: str) -> list[fs.FileInfo]:
-    """The files of a table. Reading an empty folder is an error in Spark.
+    """The files of a table; empty if there is no table. Spark cannot read a table without files.
 
     Raises:
         InvalidInputError: the folder does not exist, or cannot be read.

@@ -1,1 +1,1 @@
-"""Schedule of a message for each row of a table."""
+"""Scheduling of a delayed message for each row of a table."""

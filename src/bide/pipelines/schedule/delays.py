@@ -7,9 +7,9 @@ from typing import Final
 from bide.durations import MILLISECOND, parse_delay
 from bide.errors import InvalidInputError
 
-LONGEST: Final = 10**14
-"""Longer delays in milliseconds count as this one. No infrastructure can delay for as long, and the due time still fits
-into the 64 bits of a Spark timestamp."""
+LONGEST: Final = 10**15
+"""The length in milliseconds to which longer delays are cut. It ends after the year 9999, so these rows count as due
+too late, and their due times still fit into the 64 bits of a Spark timestamp."""
 
 
 def milliseconds_of(text: str | None) -> int | None:

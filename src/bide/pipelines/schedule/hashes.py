@@ -1,6 +1,6 @@
-"""Hashes of Spark, which decide the part and the checksum of a row, computed with numpy.
+"""Spark's hashes of a row, which decide its part and the checksum, computed with numpy.
 
-They are those of ``hash`` and ``xxhash64`` in SQL: Murmur3_x86_32 and XXH64 with the seed 42 (``Murmur3_x86_32.java``
+They are the SQL functions ``hash`` and ``xxhash64``: Murmur3_x86_32 and XXH64 with the seed 42 (``Murmur3_x86_32.java``
 and ``XXH64.java`` in Spark's sources). Only digests are hashed. A digest has 32 ASCII characters, which are four words
 of eight bytes, or eight words of four bytes, so the steps for other lengths are left out.
 """
@@ -23,7 +23,7 @@ _P1, _P2, _P3, _P4 = (
 
 
 def checksum_of(digests: Sequence[str]) -> int:
-    """The exclusive or of ``xxhash64`` of all digests, as a signed number; 0 for none."""
+    """``bit_xor(xxhash64(digest))`` over all digests, as a signed number; 0 without digests."""
     if not digests:
         return 0
     return int(np.bitwise_xor.reduce(_xxhash64(_words(digests, "<u8"))).astype(np.int64))
@@ -46,12 +46,12 @@ def _xxhash64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     seed = np.uint64(_SEED)
     with np.errstate(over="ignore"):
         starts = (seed + _P1 + _P2, seed + _P2, seed, seed - _P1)
-        lanes = [_left(start + words[:, number] * _P2, 31) * _P1 for number, start in enumerate(starts)]
+        lanes = [_rotated_left(start + words[:, number] * _P2, 31) * _P1 for number, start in enumerate(starts)]
         found: Any = np.zeros(len(words), np.uint64)
-        for lane, turn in zip(lanes, (1, 7, 12, 18), strict=True):
-            found += _left(lane, turn)
+        for lane, bits in zip(lanes, (1, 7, 12, 18), strict=True):
+            found += _rotated_left(lane, bits)
         for lane in lanes:
-            found = (found ^ (_left(lane * _P2, 31) * _P1)) * _P1 + _P4
+            found = (found ^ (_rotated_left(lane * _P2, 31) * _P1)) * _P1 + _P4
         found = found + np.uint64(_LENGTH)
         found ^= found >> np.uint64(33)
         found *= _P2
@@ -61,16 +61,16 @@ def _xxhash64(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return found  # type: ignore[no-any-return]  # Any, because numpy types shifts too narrowly
 
 
-def _left(value: Any, turn: int) -> Any:
-    return (value << np.uint64(turn)) | (value >> np.uint64(64 - turn))
+def _rotated_left(value: Any, bits: int) -> Any:
+    return (value << np.uint64(bits)) | (value >> np.uint64(64 - bits))
 
 
 def _murmur3(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
     found: Any = np.full(len(words), _SEED, np.uint32)
     with np.errstate(over="ignore"):
         for number in range(words.shape[1]):
-            mixed = _left32(words[:, number] * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
-            found = _left32(found ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+            mixed = _rotated_left32(words[:, number] * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+            found = _rotated_left32(found ^ mixed, 13) * np.uint32(5) + np.uint32(0xE6546B64)
         found ^= np.uint32(_LENGTH)
         found ^= found >> np.uint32(16)
         found *= np.uint32(0x85EBCA6B)
@@ -80,5 +80,5 @@ def _murmur3(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
     return found  # type: ignore[no-any-return]  # Any, because numpy types shifts too narrowly
 
 
-def _left32(value: Any, turn: int) -> Any:
-    return (value << np.uint32(turn)) | (value >> np.uint32(32 - turn))
+def _rotated_left32(value: Any, bits: int) -> Any:
+    return (value << np.uint32(bits)) | (value >> np.uint32(32 - bits))

@@ -17,7 +17,7 @@ NAMED: Final = 3
 
 
 def invalid_name(text: str | None, count: int, *, is_key: bool) -> str | None:
-    """Describe a message id or key that is invalid or repeated; None for a good one."""
+    """Describe a message id or key that is invalid or repeated; None if it is valid and unique."""
     size = None if text is None else len(text.encode())
     has_control = is_key and text is not None and CONTROL.search(text) is not None
     if count == 1 and size and size <= MAX_NAME_BYTES and not has_control:
@@ -27,7 +27,7 @@ def invalid_name(text: str | None, count: int, *, is_key: bool) -> str | None:
 
 
 def describe(row: Any) -> str:
-    """An invalid message id or key, with the reason."""
+    """The invalid message id or key of a row, with the reason."""
     if row["size"] and not row["is_text"]:
         return f"{row['shown']} (which is not UTF-8)"
     if row["size"] and row["size"] > MAX_NAME_BYTES:

@@ -22,8 +22,8 @@ from bide.spark.sink_settings import SinkSettings
 from bide.topology import Exchange, Queue, Topology
 
 WINDOW: Final = 1_000
-"""The largest number of unconfirmed messages of a task. A larger window makes messages that are due soon later, because
-each waits at the broker for those before it."""
+"""The largest number of unconfirmed messages of a task. With a larger window, messages that are due soon would be
+later, because each waits at the broker for those before it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +33,12 @@ class SchedulePlan:
     Attributes:
         to_column: the column with the names of the target queues, if *settings* have no target.
         allow: patterns of the targets that the column may name; see :class:`bide.delay.allowed_targets.AllowedTargets`.
-            If empty: all but the queues of delay infrastructures. They do not change message ids.
+            If empty: all but the queues of delay infrastructures. The patterns do not change message ids.
         at_column: the column of due times: timestamps, dates, or text that Spark can cast to a timestamp. Times without
             a zone are in the time zone of the session.
         delay_column: the column of delays, instead of *at_column*: intervals, milliseconds, or text such as ``5m``.
-        body_columns: the columns of the body, a JSON object. If empty: all columns, with that of ids, but without that
-            of due times or delays and without those of headers.
+        body_columns: the columns of the body, a JSON object. If empty: all columns except *at_column*, *delay_column*,
+            *to_column*, *header_columns* and *headers_column*.
         body_column: the column that is the body itself, as text or binary; instead of *body_columns*.
         id_column: the column of message ids; if None, an id is derived from the contents of the row.
         key_column: the column of keys, by which messages can be cancelled, moved and replaced while they wait; each key
@@ -46,7 +46,7 @@ class SchedulePlan:
         header_columns: the columns that become headers of the same names, as text; null leaves a header out.
         headers_column: the column of all headers, instead of *header_columns*: a map, a struct, or a JSON object of
             text.
-        name: a name that distinguishes schedules of equal rows; messages of different names have different ids.
+        name: a name that distinguishes runs with equal rows: the ids of their messages differ.
         settings: target and options of the messages.
     """
 
@@ -66,7 +66,8 @@ class SchedulePlan:
     def digest(self) -> str:
         """A digest that differs between plans that make different messages of the same row. It ignores the broker.
 
-        Message ids depend on the digest, so an option that a later bide adds must not change it unless it is set.
+        Message ids depend on the digest, so an option that a later release of bide adds must not change it unless the
+        option is set.
         """
         left_out = ("settings", "allow")
         columns = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in left_out}
@@ -178,7 +179,7 @@ class SchedulePlan:
 
 
 def _settings_of(infrastructure: Any) -> dict[str, Any]:
-    """The settings of an infrastructure, by name. Defaults are left out, so that a later bide can add settings."""
+    """The settings of an infrastructure, by name, without defaults: a later release of bide may add settings."""
     if not is_dataclass(infrastructure):
         return {name: getattr(infrastructure, name) for name in ("delivery_exchange", "resolution", "max_delay")}
     given = ((one, getattr(infrastructure, one.name)) for one in fields(infrastructure))

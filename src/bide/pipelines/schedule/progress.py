@@ -1,6 +1,6 @@
 """Progress of a schedule: its counts, its ledger, and its parts.
 
-The module does not need Spark, so that runs on Spark and in this process share it.
+The module does not import PySpark: runs on Spark and runs in this process share it.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ class Survey:
 
     Attributes:
         rows: the number of rows.
-        checksum: a checksum over all rows, which does not depend on their order.
+        checksum: a checksum of all rows, which does not depend on their order.
         without_time: rows without a due time or delay, or with an invalid one.
         without_body: rows whose body is null.
-        too_late: rows that are due later than the infrastructure can delay.
+        too_late: rows with a longer delay than the infrastructure supports, or, with keys, due after the year 9999.
         bad_headers: rows with headers that are not UTF-8, or that are not a JSON object of text.
-        past: rows that are due already, which are delivered immediately.
+        past: rows that are already due.
         overdue: rows that were due more than :data:`bide.spark.overdue.GRACE` before the first run began.
-        first: the earliest due time; None without any. Delays are added to the time of the survey.
-        last: the latest due time, at most the end of the year 9999; None without any.
+        first: the earliest due time; None if no row has one. Delays are added to the time of the survey.
+        last: the latest due time, at most the end of the year 9999; None if no row has one.
     """
 
     rows: int
@@ -93,7 +93,7 @@ def begun(ledger: Ledger, plan: SchedulePlan) -> Head | None:
 def head_for(ledger: Ledger, plan: SchedulePlan, found: Survey, *, part_rows: int = PART_ROWS) -> Head:
     """The head of the ledger for these rows: a new one, or that of an earlier run with the same plan and rows.
 
-    Nothing is written.
+    The head is not written to the ledger.
 
     Raises:
         InvalidRowError: the ledger is new, rows are overdue, and the plan does not say what to do with them.
@@ -138,7 +138,7 @@ def refuse_overdue(found: Survey, plan: SchedulePlan) -> None:
 
 
 def finished_parts(ledger: Ledger, head: Head) -> tuple[set[int], bool]:
-    """The parts in a locked ledger, and whether they are all parts.
+    """The parts in a locked ledger, and whether these are all parts of the table.
 
     Raises:
         InvalidInputError: another run has begun the ledger since *head* was made.
@@ -156,13 +156,13 @@ def finished_parts(ledger: Ledger, head: Head) -> tuple[set[int], bool]:
 def begin(
     plan: SchedulePlan, ledger: Ledger, head: Head, begun: datetime, *, targets: Collection[str] = ()
 ) -> tuple[SchedulePlan, datetime]:
-    """Bind the targets and begin a locked ledger, if it is new.
+    """Bind the targets, and begin a locked ledger if it is new.
 
     Args:
         targets: the queues that the rows name.
 
     Returns:
-        The plan with the choices of the first run, and when that began.
+        The plan with the first run's choice for overdue rows, and when the first run began.
 
     Raises:
         TargetNotFoundError: the queue does not exist; the ledger is not written.
@@ -171,7 +171,7 @@ def begin(
     settings = replace(plan.settings, past=cast("Past", head.past))
     queues = [one for one in (settings.constants.get("to"), *targets) if one is not None]
     if plan.key_column is None and queues:
-        # Once here, rather than for many parts at the same time; and an error is reported before they start.
+        # Here, and not in the parts: they would all bind at the same time, and report an error only after they started.
         with connect_sync(settings.url, infrastructure=settings.infrastructure, declare=settings.declare) as client:
             for queue in queues:
                 client.wait_for(client.client.bind(queue))
@@ -196,7 +196,7 @@ def send_part(
     Args:
         columns: the columns of the messages; the first two must not be null.
         begun: when the first run began.
-        refused: the queues that the rows name and that cannot be sent to, each with the reason.
+        refused: the queues of rows to which no message can be sent, each with the reason.
 
     Raises:
         InvalidRowError: rows are invalid or overdue; nothing of the part was published.

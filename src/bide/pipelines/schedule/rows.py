@@ -38,8 +38,8 @@ DIGEST: Final = "_bide_digest"
 def messages(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
     """Convert rows to messages, with the columns of the sink.
 
-    These are ``value``, ``deliver_at`` or ``delay``, ``message_id``, ``queue``, ``key``, and ``headers``. Equal rows
-    are numbered, so that each has a message id of its own and all of them arrive.
+    The columns are ``value``, ``deliver_at`` or ``delay``, ``message_id``, ``queue``, ``key``, and ``headers``. Equal
+    rows are numbered, so that each has a message id of its own and all of them arrive.
 
     Raises:
         InvalidColumnError: a column is missing, or has the wrong type.
@@ -90,7 +90,7 @@ def digested_rows(rows: DataFrame, plan: SchedulePlan) -> DataFrame:
 
 
 def count_targets(rows: DataFrame, plan: SchedulePlan) -> list[TargetCount]:
-    """Count rows by the queue in the column of targets, the largest number first; empty without such a column.
+    """Count rows by the queue in the column of targets, the queue with most rows first; empty without such a column.
 
     Raises:
         InvalidColumnError: see :func:`messages`.
@@ -106,8 +106,8 @@ def count_targets(rows: DataFrame, plan: SchedulePlan) -> list[TargetCount]:
     found = counts.limit(MAX_TARGETS + 1).collect()
     if len(found) > MAX_TARGETS:
         raise InvalidRowError(
-            f"the column {plan.to_column!r} has more than {MAX_TARGETS:,} different values: name the column of queues, "
-            "or divide the input"
+            f"the column {plan.to_column!r} has more than {MAX_TARGETS:,} different values: check that they are names "
+            "of queues, or divide the input"
         )
     targets = (TargetCount(one["queue"], one["count"], one["message_id"]) for one in found)
     return sorted(targets, key=lambda one: (-one.rows, one.queue or ""))
@@ -127,7 +127,7 @@ def _headers(rows: DataFrame, name: str) -> Column:
     column = rows[_quoted(name)]
     kind = rows.schema[name].dataType
     if isinstance(kind, StructType):
-        # An object in a JSON file. Nulls are headers that other rows have.
+        # Spark reads JSON objects as structs with the fields of all rows; to_json() leaves out null fields.
         return F.to_json(column)
     return column if isinstance(kind, StringType) else column.cast("map<string, string>")
 
@@ -189,7 +189,7 @@ def refuse_invalid_names(digested: DataFrame, plan: SchedulePlan) -> None:
     if plan.id_column is not None:
         _refuse_invalid(digested, "message_id", plan.id_column, "message ids")
     if plan.key_column is not None:
-        # Parts are sent at the same time, so chance would decide which row of a key stays.
+        # Parts are sent at the same time, so it would be random which row of a repeated key is delivered.
         _refuse_invalid(digested, "key", plan.key_column, "keys")
 
 

@@ -85,7 +85,7 @@ def _have_good_headers(digested: DataFrame) -> Column:
         return F.lit(True)
     headers = digested["headers"]
     if isinstance(digested.schema["headers"].dataType, StringType):
-        # Without Arrow, as for delays.
+        # Without Arrow, because its conversion needs pandas on some releases of PySpark.
         is_good = F.udf(lambda stored: are_headers(stored_headers(stored)), BooleanType(), useArrow=False)
         good = F.is_valid_utf8(headers) & is_good(F.make_valid_utf8(headers))
     else:
@@ -125,16 +125,17 @@ def send(
     """Send the messages of the parts that are not in the ledger.
 
     Args:
-        targets: the queues in the column of targets, those to which no message can be sent with the reason. None to
-            find them; see :func:`bide.pipelines.schedule.targets.check_targets`.
-        begun: when the first run began, to decide which rows are overdue; None for now. An existing ledger has its own.
+        targets: the result of :func:`bide.pipelines.schedule.targets.check_targets`; None to call it here.
+        begun: when the first run began, to decide which rows are overdue; None for the current time. An existing ledger
+            already has this time, which is then used instead.
 
     Returns:
-        A table with a row for each part that was sent: ``part``, ``sent``, ``rejected`` and ``dropped``.
+        A table with a row for each part that this run sent: ``part``, ``sent``, ``rejected`` and ``dropped``.
 
     Raises:
         FolderInUseError: another run is using the ledger.
         InvalidInputError: another run has begun the ledger in the meantime, for other rows or with other parts.
+        InvalidRowError: rows cannot be sent to their queues; see *targets*. Nothing was sent.
         TargetNotFoundError: the queue does not exist; the ledger is not written.
         BrokerError: the broker cannot be reached, or refuses.
         PySparkException: a task failed, with the error of bide in its message; see
@@ -169,7 +170,7 @@ def _send_rest(
     # repartition() puts a row into the partition of the same number, because Spark evaluates the same expression.
     placed = with_ids(remaining.repartition(head.parts, F.col(DIGEST)).withColumn(_PART, part), plan)
     if plan.key_column is not None:
-        # A repeated part has to be the same chunk by chunk, but rows come from a shuffle in any order.
+        # Request ids depend on the order of the rows: a shuffle changes it, but a repeated part needs the same ids.
         placed = placed.sortWithinPartitions("key")
     columns = columns_of(plan)
     writer = _SchedulePartWriter(plan=plan, columns=columns, ledger=ledger, head=head, begun=begun, refused=refused)

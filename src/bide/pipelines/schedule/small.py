@@ -1,7 +1,7 @@
 """Run of a schedule for a small table, in this process.
 
 The messages, their ids and their parts are those of a run on Spark (:mod:`bide.pipelines.schedule.rows`), so each of
-the two continues the ledger of the other. Sending, checks and the ledger are shared code.
+the two can continue the ledger of the other. Sending, checks and the ledger are shared code.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ _EARLIEST: Final = to_microseconds(EARLIEST)
 _LATEST: Final = to_microseconds(LATEST)
 
 _BATCH: Final = 10_000
-"""Rows of a batch, as Spark passes them to a task: request ids of rows with keys depend on the batches."""
+"""The number of rows in a batch, as in a task of Spark: request ids of rows with keys depend on the batches."""
 
-_KNOWN: Final = frozenset(
+_SUPPORTED: Final = frozenset(
     {
         *("at_column", "delay_column", "body_columns", "body_column", "id_column", "key_column", "header_columns"),
         *("name", "settings"),
     }
 )
-"""The fields of a plan that this module knows."""
+"""The fields of a plan that this module supports."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class Messages:
     Attributes:
         columns: the columns of the sink, without generated message ids.
         due: due times in microseconds since the Unix epoch, or delays in milliseconds; None for an invalid one.
-        digests: the digests of the contents.
+        digests: the digests of the contents, as of :func:`bide.pipelines.schedule.rows.digested_rows`.
         plan: the plan.
     """
 
@@ -78,7 +78,7 @@ def messages(table: pa.Table, plan: SchedulePlan, zone: tzinfo) -> Messages:
         InvalidColumnError: a column is missing.
         NeedsSparkError: only Spark can convert a value.
     """
-    _refuse_unknown(plan)
+    _refuse_unsupported(plan)
     plan.check_columns(table.column_names)
     columns: dict[str, pa.Array] = {}
     values = _bodies(table, plan, zone)
@@ -133,7 +133,7 @@ def survey(found: Messages, *, now: datetime, begun: datetime | None = None) -> 
         without_time=len(dues) - len(known),
         without_body=len(known) - len(with_body),
         too_late=sum(due > limit for due in with_body),
-        # Text that is not UTF-8 is left to Spark.
+        # Text that is not UTF-8, and a column of all headers, are left to Spark.
         bad_headers=0,
         past=sum(due < start for due in known),
         overdue=sum(due < overdue for due in with_body),
@@ -198,10 +198,10 @@ def _send_rest(
         send_part(batches, part, plan, ledger, columns=tuple(names), head=head, begun=begun)
 
 
-def _refuse_unknown(plan: SchedulePlan) -> None:
+def _refuse_unsupported(plan: SchedulePlan) -> None:
     for one in fields(plan):
-        if one.name not in _KNOWN and getattr(plan, one.name):
-            raise NeedsSparkError(f"the plan has a {one.name.replace('_', ' ')}")
+        if one.name not in _SUPPORTED and getattr(plan, one.name):
+            raise NeedsSparkError(f"the plan sets {one.name}")
 
 
 def _body_type(table: pa.Table, plan: SchedulePlan) -> pa.DataType:

@@ -18,7 +18,7 @@ from bide.runtime.wording import quantity
 from bide.topology import Queue, Topology
 
 MAX_TARGETS: Final = 10_000
-"""The largest number of different queues in the column; the broker is asked for each of them."""
+"""The largest number of different queues in the column: the broker is asked whether each of them exists."""
 
 _SHOWN: Final = 5
 """Queues that an error shows."""
@@ -31,7 +31,7 @@ class TargetCount:
     Attributes:
         queue: the name of the queue; None for rows without one.
         rows: the number of rows.
-        message_id: the message id of one of them.
+        message_id: the message id of one of these rows.
     """
 
     queue: str | None
@@ -42,13 +42,14 @@ class TargetCount:
 def check_targets(
     targets: Sequence[TargetCount], plan: SchedulePlan, *, is_offline: bool = False
 ) -> dict[str, str | None]:
-    """The queues of the rows, each with the reason why no message can be sent to it; None if messages can be sent.
+    """Check the queues of the rows, and return them, each with the reason why no message can be sent to it, or None.
 
     Args:
         is_offline: do not ask the broker whether the queues exist.
 
     Raises:
-        InvalidRowError: rows have no queue or one that cannot be sent to, and the plan has no folder for rejects.
+        InvalidRowError: rows have no queue, or a queue to which no message can be sent, and the plan has no folder for
+            rejects.
         BrokerError: the broker cannot be reached, or refuses.
     """
     if plan.to_column is None:
@@ -73,7 +74,7 @@ def check_targets(
 
 
 def _refused(queues: Iterable[str], plan: SchedulePlan, *, is_offline: bool) -> dict[str, str]:
-    """The queues that cannot be sent to, with the reasons."""
+    """The queues to which no message can be sent, with the reasons."""
     allowed = AllowedTargets.of(plan.allow or ("*",))
     refused: dict[str, str] = {}
     remaining = []

@@ -23,7 +23,7 @@ def cast_texts(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[str | N
     """A column as text, as Spark casts it.
 
     Raises:
-        NeedsSparkError: the text of this type is not certain.
+        NeedsSparkError: this module cannot write a value exactly as Spark does.
     """
     kind = column.type
     write: Callable[[Any], str]
@@ -46,16 +46,16 @@ def cast_texts(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[str | N
 
 
 def json_objects(names: Sequence[str], columns: Sequence[pa.ChunkedArray], zone: tzinfo, rows: int) -> list[str]:
-    """A JSON object for each row, as Spark's ``to_json`` writes it, with its nulls.
+    """A JSON object for each row, as Spark's ``to_json`` writes it, with null fields.
 
     Raises:
-        NeedsSparkError: the JSON of a type is not certain.
+        NeedsSparkError: this module cannot write a value exactly as Spark does.
     """
     if not names:
         return ["{}"] * rows
     values = [_json_values(name, column, zone) for name, column in zip(names, columns, strict=True)]
-    form = ",".join(f"{quoted(name).replace('%', '%%')}:%s" for name in names)
-    return [f"{{{form}}}" % row for row in zip(*values, strict=True)]
+    template = ",".join(f"{quoted(name).replace('%', '%%')}:%s" for name in names)
+    return [f"{{{template}}}" % row for row in zip(*values, strict=True)]
 
 
 def _json_values(name: str, column: pa.ChunkedArray, zone: tzinfo) -> list[str]:
@@ -102,7 +102,7 @@ def _quoted_date(value: date) -> str:
 
 
 def _float(name: str, value: float) -> str:
-    """A number as Java writes it, as far as all releases of Java write it in the same way."""
+    """A number as Java writes it. Numbers whose text depends on the release of Java are left to Spark."""
     text = repr(value)
     if value == 0 or (1e-3 <= abs(value) < 1e7 and len(text.replace(".", "").strip("-0")) <= 15):
         return text
