@@ -120,7 +120,7 @@ async def change_all(site: Site, asked: Asked) -> dict[str, Any]:
             result = await site.schedules.move_all(chosen, delay=times.get("delay"), deliver_at=times.get("deliver_at"))
         else:
             result = await site.schedules.change_all(action, chosen)
-        record |= {"outcome": result.outcome.value, "count": result.count}
+        record |= _filter_result(result)
     return _filter_result(result)
 
 
@@ -225,7 +225,7 @@ def _result(result: ScheduleResult) -> dict[str, Any]:
 
 
 def _filter_result(result: FilterResult) -> dict[str, Any]:
-    return {"outcome": result.outcome.value, "count": result.count}
+    return {"outcome": result.outcome.value, "count": result.count, "forgotten": list(result.forgotten)}
 
 
 def _values(one: ScheduleView, *, runs: int) -> dict[str, Any]:

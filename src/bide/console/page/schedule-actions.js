@@ -13,9 +13,10 @@ const OUTCOMES = {
   "too-late": "too late: it is being delivered, or was delivered",
   "not-found": "nothing waits under this key",
   changed: "nothing was done: the schedule was changed meanwhile",
+  forgotten: "applied more than an hour ago; the result is no longer known",
 };
 
-export const report = (result) => toast(`${result.key}: ${OUTCOMES[result.outcome] ?? result.outcome}`, ["too-late", "not-found", "changed"].includes(result.outcome) ? "bad" : "");
+export const report = (result) => toast(`${result.key}: ${OUTCOMES[result.outcome] ?? result.outcome}`, ["too-late", "not-found", "changed", "forgotten"].includes(result.outcome) ? "bad" : "");
 
 export const timeFields = () => [
   field("Delay from now, such as 90s, 2h or 3d", h("input", { name: "delay", placeholder: "2h", autocomplete: "off" })),

@@ -78,6 +78,12 @@ export async function show(page, context) {
   );
 }
 
+function report(text, forgotten) {
+  if (!forgotten) return toast(text);
+  const knows = forgotten === 1 ? "knows how many schedules it" : "know how many schedules they";
+  toast(`${text}. ${quantity(forgotten, "partition")} applied the change more than an hour ago, and no longer ${knows} changed.`, "bad");
+}
+
 async function change(context, name, [title, text, numberOf, done, kind], given, isAll) {
   // Counted again: some may have been delivered since the page was shown.
   const count = numberOf(await context.get("schedules/count", given));
@@ -89,7 +95,7 @@ async function change(context, name, [title, text, numberOf, done, kind], given,
     kind,
     work: async (values) => {
       const result = await context.post("schedules/change", { action: name, all: isAll, ...given, ...(name === "move" ? times(values) : {}) });
-      toast(done(result.count));
+      report(done(result.count), result.forgotten.length);
       context.again();
     },
   });
