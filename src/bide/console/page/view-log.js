@@ -1,4 +1,4 @@
-// View 8: who did what.
+// View 8: the operator log.
 
 import { h, replace } from "./dom.js";
 import { number, quantity, relative, time } from "./format.js";
