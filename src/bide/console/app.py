@@ -143,7 +143,7 @@ def _handled(
 
 
 def operator_of(user: str) -> str:
-    """The name of the operator in the operator log, for a user that a proxy signed in, or the empty string."""
+    """The name in the operator log, for a user that a proxy signed in; without a proxy, the user is empty."""
     return f"{user} (console of {this_operator()})" if user else f"console of {this_operator()}"
 
 

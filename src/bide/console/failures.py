@@ -95,7 +95,7 @@ async def details(site: Site, parameters: Parameters) -> dict[str, Any]:
 
 
 async def count(site: Site, parameters: Parameters) -> dict[str, Any]:
-    """The number of messages that match, and the queues that a retry would send them to."""
+    """The number of messages that match, and of those that a retry would send to each of the 20 largest queues."""
     summary = await _queue(site, parameters).summary(selection_of(parameters))
     return {"count": summary.total, "queues": dict(summary.by["queue"].most_common(20))}
 
@@ -137,9 +137,7 @@ async def edit(site: Site, parameters: Parameters) -> dict[str, Any]:
     if body is not None and not isinstance(body, str):
         raise InvalidInputError(f"body is of the type {type(body).__name__}: give a string")
     if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
-        raise InvalidInputError(
-            f"headers is of the type {type(headers).__name__}: give an object with names and values"
-        )
+        raise InvalidInputError("headers is not an object whose values are strings: give one")
     message_id = await _queue(site, parameters).edit(
         parameters.required("id"),
         body=None if body is None else body.encode(),
@@ -151,7 +149,7 @@ async def edit(site: Site, parameters: Parameters) -> dict[str, Any]:
 
 
 async def operations(site: Site, _: Parameters) -> dict[str, Any]:
-    """The operations since the console started, the latest first."""
+    """The operations that are running, and the latest ones that have ended."""
     return {"operations": [one.to_dict() for one in site.operations.list()]}
 
 

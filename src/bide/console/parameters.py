@@ -19,7 +19,7 @@ class Parameters:
         advise: rewrites the texts of errors and findings, to name commands and options instead of Python calls.
 
     Raises:
-        InvalidInputError: raised by each method if a value is missing or of another type.
+        InvalidInputError: raised by the methods if a value is missing, of another type, or outside of its limits.
     """
 
     values: Mapping[str, Any]

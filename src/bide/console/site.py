@@ -38,7 +38,7 @@ class Site:
         stream_port: the port of the stream protocol; None for that of the environment, or the default.
         client: publishes, and asks the gates.
         api: the management API.
-        operations: the operations on failed messages since the console started.
+        operations: the operations on failed messages that are running or have ended.
         tap_indexes: the indexes of the taps, by stream.
     """
 

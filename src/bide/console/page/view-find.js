@@ -37,7 +37,7 @@ export async function show(page, context) {
     more.hidden = !hasMore;
     replace(tap, inTaps.tap ? tapped(inTaps.tap)
       : found.schedule || found.failed.length ? null
-      : h("section", { class: "card" }, empty("Nothing was found", "The places below were searched. Only taps record messages without a key.")));
+      : h("section", { class: "card" }, empty("Nothing was found", "The list below shows which places were searched. Only taps record messages without a key.")));
     replace(places, table([
       ["Place", (one) => h("span", { class: "break" }, one.place)],
       ["Result", (one) => badge(one.found ? "found" : one.looked ? "not here" : "not searched", one.found ? "good" : one.looked ? "" : "warn")],

@@ -21,7 +21,7 @@ export async function show(page, context) {
     return void replace(card, empty("Lateness is not known", found.why),
       h("p", { class: "quiet" }, "The broker does not record delivery times. A tap does: run bide tap on. The metrics of gates and endpoints contain lateness, too."));
   }
-  if (!found.minutes.length) return void replace(card, empty("No delayed message was delivered in this time", `The stream ${found.stream} has no message since ${time(found.since)}.`));
+  if (!found.minutes.length) return void replace(card, empty("No delayed message was delivered in this time", `The stream ${found.stream} has no message with a due time since ${time(found.since)}.`));
   const total = found.minutes.reduce((sum, one) => sum + one.count, 0);
   replace(card,
     h("div", { class: "split" }, h("div", {}, h("h2", {}, quantity(total, "message")), source("exact", `exact for messages in the stream ${found.stream}`)),

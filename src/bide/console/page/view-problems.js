@@ -27,7 +27,7 @@ function undeliverable(card, found, context) {
           h("div", { class: "row" },
             h("a", { class: "button tiny", href: context.link("failures", { queue: one.name }) }, "View"),
             action("Send on…", () => resend(context, one)))))
-      : empty("No undeliverable messages", "Every message reached its target."),
+      : empty("No undeliverable messages", "The undeliverable queues are empty."),
   );
 }
 

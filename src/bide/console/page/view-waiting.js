@@ -60,7 +60,7 @@ function keyed(card, found, context, filter) {
     card,
     h("div", { class: "split" }, h("div", {}, h("h2", {}, "Schedules"), source("exact", "exact, from the index of the gates")),
       h("div", { class: "row" },
-        filtered ? h("a", { class: "button", href: context.link("waiting", { start: parameters.start, end: parameters.end, tap: parameters.tap }) }, "No filter") : null,
+        filtered ? h("a", { class: "button", href: context.link("waiting", { start: parameters.start, end: parameters.end, tap: parameters.tap }) }, "Clear filter") : null,
         parameters.start ? h("button", { type: "button", onclick: all }, "All times") : null,
         upToTheLast(found, zoom),
         found.before ? h("button", { type: "button", onclick: () => zoom(found.first, found.now + found.width) }, "Overdue") : null,
