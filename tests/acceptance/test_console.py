@@ -288,11 +288,11 @@ async def _append_until_forgotten(
     make: Callable[[RequestId], Operation],
     *,
     needs_answer: bool,
-    append: Callable[..., Awaitable[tuple[RequestId, ScheduleAnswer]]] = ScheduleRequests.append,
-) -> tuple[RequestId, ScheduleAnswer]:
+    append: Callable[..., Awaitable[tuple[RequestId, ScheduleAnswer | None]]] = ScheduleRequests.append,
+) -> tuple[RequestId, ScheduleAnswer | None]:
     """Repeat the request of two partitions, as a client whose computer slept before the answer came."""
     request, answer = await append(requests, partition, what, make, needs_answer=needs_answer)
-    while partition in REPEATED and answer.outcome != "forgotten":
+    while partition in REPEATED and answer is not None and answer.outcome != "forgotten":
         await asyncio.sleep(0.1)  # the gate appends a tick every second
         _, answer = await append(requests, partition, what, make, needs_answer=needs_answer, number=request)
     return request, answer
@@ -583,7 +583,8 @@ async def served(site: Site) -> AsyncIterator[str]:
     serving = asyncio.create_task(serve([site], Access(port=0), started=started.set_result, stopping=stopping))
     try:
         # A console that does not start ends with its error instead.
-        await asyncio.wait([started, serving], return_when=asyncio.FIRST_COMPLETED)
+        waits: set[asyncio.Future[Any]] = {started, serving}
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         if started.done():
             yield started.result().url
     finally:

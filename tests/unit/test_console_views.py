@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bide
+import bide.console.site
+import bide.testing
+from bide.admin.locate import management_api
+from bide.amqp.url import BrokerUrl
+from bide.client.schedules import Schedules
+from bide.console import schedules
 from bide.console.lateness import percentile
 from bide.console.operations import BackgroundOperation, Operations
 from bide.console.parameters import Parameters
+from bide.console.site import Site
 from bide.console.values import MAX_BODY, body_of, json_value
 from bide.console.waiting import grid_of
 from bide.errors import InvalidInputError, NotFoundError, PublishError
+from bide.schedules.records import Action
 from bide.schedules.timeline import MAX_TARGETS, OTHER_TARGETS, TimeGrid, TimelineCount, largest, merged
 
 
@@ -149,3 +159,30 @@ class TestOperations:
     async def test_an_unknown_operation_is_not_found(self) -> None:
         with pytest.raises(NotFoundError):
             await Operations().stop("7")
+
+
+async def test_an_edit_leaves_a_schedule_that_replaces_the_edited_one_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    b = bide.testing.broker(release=(4, 3))
+    api = management_api(BrokerUrl.parse("amqp://localhost/"))
+    monkeypatch.setattr(bide.console.site, "management_api", lambda *_: api)
+    change = Schedules.change
+
+    async def change_after_another_client(schedules: Schedules, action: Action, key: str, **given: Any) -> object:
+        if action == "pause":
+            await client.schedule(b"theirs", key="k", to="mails", delay="5d")
+        return await change(schedules, action, key, **given)
+
+    async with b.gate(), b.connect() as client:
+        await client.declare(bide.Topology(queues=[bide.Queue("mails")]))
+        await client.schedule(b"first", key="k", to="mails", delay="1d")
+        version = (await client.pause("k")).version
+        async with Site(url=b.url, infrastructure=await client.infrastructure()) as site:
+            monkeypatch.setattr(Schedules, "change", change_after_another_client)
+            edited = await schedules.edit(site, Parameters(values={"key": "k", "version": version, "body": "ours"}))
+        waiting = await client.scheduled("k")
+        assert waiting is not None
+        assert (waiting.body, waiting.state) == (b"theirs", "waiting")
+        assert waiting.due_time == b.clock.now() + timedelta(days=5)
+        assert edited == {"key": "k", "outcome": "changed", "version": waiting.version}

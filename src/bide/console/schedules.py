@@ -7,7 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
-from bide.client.schedule_result import FilterResult, ScheduleResult, ScheduleView
+from bide.client.schedule_result import FilterResult, ScheduleOutcome, ScheduleResult, ScheduleView
 from bide.console.gates import gates_of
 from bide.console.parameters import Parameters
 from bide.console.site import Site
@@ -208,10 +208,12 @@ async def _store(site: Site, old: WaitingSchedule, new: WaitingSchedule, version
     if answer.outcome != "scheduled" or not old.is_paused:
         return answer.outcome, answer.version
     paused = await site.schedules.change("pause", new.key, if_version=answer.version)
+    if paused.outcome is not ScheduleOutcome.PAUSED:
+        return paused.outcome.value, paused.version
     due = from_milliseconds(new.due)
     assert due is not None
     moved = await site.schedules.change("move", new.key, if_version=paused.version, deliver_at=due)
-    return "scheduled", moved.version
+    return "scheduled" if moved.outcome is ScheduleOutcome.MOVED else moved.outcome.value, moved.version
 
 
 def _action(parameters: Parameters) -> Action:
