@@ -1,4 +1,4 @@
-"""Values that the views of the console compute."""
+"""Views of the console: computed values, parameters, operations, edits."""
 
 from __future__ import annotations
 
