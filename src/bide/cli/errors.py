@@ -43,9 +43,7 @@ _over_option = click.option("--over", metavar="DELAY", help="Spread the messages
 @errors.command("list")
 @selection_options
 @queue_option
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of messages. [default: no limit]"
-)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of messages.")
 @json_option("the messages", lines=True)
 @management_options
 @pass_settings

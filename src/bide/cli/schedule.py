@@ -157,9 +157,7 @@ def add(
 
 @schedule.command("list")
 @_filter_options
-@click.option(
-    "--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of schedules. [default: no limit]"
-)
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Maximum number of schedules.")
 @click.option("--count", "only_count", is_flag=True, help="Only count the schedules.")
 @json_option("the schedules", lines=True)
 @broker_options
