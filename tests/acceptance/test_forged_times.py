@@ -139,7 +139,7 @@ def test_a_malformed_record_does_not_hide_the_others(program: Program, channel: 
     assert done.returncode == 0, done.stderr.decode()
     assert len(done.stdout.splitlines()) == len(WHOLE)
     assert done.stderr.decode().splitlines() == [
-        f"bide: {len(MALFORMED)} messages are not records of an operation, and left out: see the stream 'bide.audit'"
+        f"bide: left out {len(MALFORMED)} messages that are not records of an operation: see the stream 'bide.audit'"
     ]
     done = program.run("errors", "history", "--json")
     assert (done.returncode, len(done.stdout.splitlines())) == (0, len(WHOLE))

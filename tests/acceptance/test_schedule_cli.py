@@ -109,7 +109,7 @@ async def test_conditions_choose_what_is_listed_cancelled_and_moved(client: bide
         (["cancel"], "give either KEY, or conditions"),
         (["cancel", "k", "--prefix", "x"], "give either KEY, or conditions"),
         (["cancel", "k", "--dry-run"], "bide schedule show"),
-        (["cancel", "--prefix", "x", "--if-version", "a-1"], "for KEY"),
+        (["cancel", "--prefix", "x", "--if-version", "a-1"], "needs KEY"),
         (["cancel", "--due-from", "tomorrow"], "cannot be read"),
         (["cancel", "--to", "a", "--exchange", "b"], "two targets"),
         (["list", "--count", "--limit", "3"], "leave out --limit"),

@@ -132,23 +132,25 @@ async def test_a_change_is_never_a_get(path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("users", "status"),
+    ("users", "status", "error"),
     [
-        (["ann"], 200),
-        (["bob@example.org"], 200),
-        (["bob"], 403),
-        (["Ann"], 403),
-        ([], 401),
-        ([""], 401),
-        (["ann", "bob"], 403),
+        (["ann"], 200, ""),
+        (["bob@example.org"], 200, ""),
+        (["bob"], 403, "the user 'bob' may not use the console"),
+        (["Ann"], 403, "the user 'Ann' may not use the console"),
+        ([], 401, "no user in the header X-Forwarded-User"),
+        ([""], 401, "no user in the header X-Forwarded-User"),
+        (["ann", "bob"], 403, "2 headers X-Forwarded-User"),
     ],
 )
-async def test_behind_a_proxy_only_listed_users_have_access(users: list[str], status: int) -> None:
+async def test_behind_a_proxy_only_listed_users_have_access(users: list[str], status: int, error: str) -> None:
     async with browser(Access(port=PORT, proxy=PROXY)) as client:
         answer = await client.get("/api/about", headers=[("X-Forwarded-User", one) for one in users])
         assert answer.status_code == status
         if status == 200:
             assert answer.json()["user"] == users[0]
+        else:
+            assert error in answer.json()["error"]
 
 
 async def test_behind_a_proxy_the_token_opens_nothing() -> None:

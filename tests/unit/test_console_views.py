@@ -1,22 +1,32 @@
-"""Values that the views of the console compute."""
+"""Views of the console: computed values, parameters, operations, edits."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.console.asked import Asked
+import bide
+import bide.console.site
+import bide.testing
+from bide.admin.locate import management_api
+from bide.amqp.url import BrokerUrl
+from bide.client.schedules import Schedules
+from bide.console import schedules
 from bide.console.lateness import percentile
-from bide.console.operations import Operations, RunningOperation
-from bide.console.values import MAX_BODY, body_of, plain
+from bide.console.operations import BackgroundOperation, Operations
+from bide.console.parameters import Parameters
+from bide.console.site import Site
+from bide.console.values import MAX_BODY, body_of, json_value
 from bide.console.waiting import grid_of
 from bide.errors import InvalidInputError, NotFoundError, PublishError
+from bide.schedules.records import Action
 from bide.schedules.timeline import MAX_TARGETS, OTHER_TARGETS, TimeGrid, TimelineCount, largest, merged
 
 
@@ -87,7 +97,7 @@ def test_only_the_largest_targets_have_numbers_of_their_own() -> None:
     ],
 )
 def test_each_value_of_a_header_has_a_value_in_json(value: object, shown: object) -> None:
-    assert plain(value) == shown
+    assert json_value(value) == shown
 
 
 def test_a_long_body_is_cut_also_within_a_character() -> None:
@@ -100,25 +110,25 @@ def test_a_long_body_is_cut_also_within_a_character() -> None:
 class TestParametersOfARequest:
     def test_texts_of_another_type_are_refused(self) -> None:
         with pytest.raises(InvalidInputError, match="key is 5"):
-            Asked(values={"key": 5}).text("key")
+            Parameters(values={"key": 5}).text("key")
         with pytest.raises(InvalidInputError, match="missing"):
-            Asked(values={"key": ""}).required("key")
+            Parameters(values={"key": ""}).required("key")
         with pytest.raises(InvalidInputError, match="list"):
-            Asked(values={"ids": "a"}).texts("ids")
+            Parameters(values={"ids": "a"}).texts("ids")
 
     def test_numbers_have_limits(self) -> None:
-        assert Asked(values={"minutes": "5"}).number("minutes", lowest=1, highest=9) == 5
-        assert Asked(values={}).number("minutes", lowest=1, highest=9) is None
+        assert Parameters(values={"minutes": "5"}).number("minutes", lowest=1, highest=9) == 5
+        assert Parameters(values={}).number("minutes", lowest=1, highest=9) is None
         for value in ("0", "10", "x", [1]):
             with pytest.raises(InvalidInputError):
-                Asked(values={"minutes": value}).number("minutes", lowest=1, highest=9)
+                Parameters(values={"minutes": value}).number("minutes", lowest=1, highest=9)
 
 
 class TestOperations:
     async def test_a_stopped_operation_keeps_its_result_so_far(self) -> None:
         operations = Operations()
 
-        async def work(running: RunningOperation) -> dict[str, object]:
+        async def work(running: BackgroundOperation) -> dict[str, object]:
             running.progress(3, 10)
             try:
                 await asyncio.Event().wait()
@@ -138,7 +148,7 @@ class TestOperations:
     async def test_an_operation_that_fails_says_why(self) -> None:
         operations = Operations()
 
-        async def work(_: RunningOperation) -> dict[str, object]:
+        async def work(_: BackgroundOperation) -> dict[str, object]:
             raise PublishError("the broker refuses")
 
         running = operations.start("retry", "error", "all", work)
@@ -149,3 +159,30 @@ class TestOperations:
     async def test_an_unknown_operation_is_not_found(self) -> None:
         with pytest.raises(NotFoundError):
             await Operations().stop("7")
+
+
+async def test_an_edit_leaves_a_schedule_that_replaces_the_edited_one_as_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    b = bide.testing.broker(release=(4, 3))
+    api = management_api(BrokerUrl.parse("amqp://localhost/"))
+    monkeypatch.setattr(bide.console.site, "management_api", lambda *_: api)
+    change = Schedules.change
+
+    async def change_after_another_client(schedules: Schedules, action: Action, key: str, **given: Any) -> object:
+        if action == "pause":
+            await client.schedule(b"theirs", key="k", to="mails", delay="5d")
+        return await change(schedules, action, key, **given)
+
+    async with b.gate(), b.connect() as client:
+        await client.declare(bide.Topology(queues=[bide.Queue("mails")]))
+        await client.schedule(b"first", key="k", to="mails", delay="1d")
+        version = (await client.pause("k")).version
+        async with Site(url=b.url, infrastructure=await client.infrastructure()) as site:
+            monkeypatch.setattr(Schedules, "change", change_after_another_client)
+            edited = await schedules.edit(site, Parameters(values={"key": "k", "version": version, "body": "ours"}))
+        waiting = await client.scheduled("k")
+        assert waiting is not None
+        assert (waiting.body, waiting.state) == (b"theirs", "waiting")
+        assert waiting.due_time == b.clock.now() + timedelta(days=5)
+        assert edited == {"key": "k", "outcome": "changed", "version": waiting.version}

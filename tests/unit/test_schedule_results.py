@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from bide.cli.schedule_view import write_filter_result
 from bide.client.schedule_methods import ScheduleMethods
 from bide.client.schedule_methods_sync import SyncScheduleMethods
 from bide.client.schedule_result import FilterResult, ScheduleOutcome, ScheduleView
@@ -109,6 +110,19 @@ def test_the_result_of_a_filter_names_partitions_whose_changes_are_not_known() -
         outcome=ScheduleOutcome.CANCELLED, count=1, keys=("c",), partitions={1: 1}, forgotten=(0, 2)
     )
     assert FilterResult.of({0: answers[0]}).outcome is ScheduleOutcome.FORGOTTEN
+
+
+def test_the_command_line_counts_partitions_whose_changes_are_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = {
+        0: ScheduleAnswer(outcome="forgotten"),
+        1: ScheduleAnswer(outcome="cancelled", count=1, keys=("c",)),
+    }
+    write_filter_result(FilterResult.of(answers), as_json=False)
+    output, errors = capsys.readouterr()
+    assert output == "cancelled 1\n"
+    assert "1 partition applied the change more than an hour ago, and no longer knows how many schedules it" in errors
+    write_filter_result(FilterResult.of({**answers, 2: answers[0]}), as_json=False)
+    assert "2 partitions applied the change more than an hour ago, and no longer know" in capsys.readouterr().err
 
 
 def test_the_synchronous_methods_have_the_parameters_of_the_others() -> None:

@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     default=8642,
     show_default=True,
     metavar="PORT",
-    help="Loopback port; 0 chooses one.",
+    help="Port on 127.0.0.1; 0 takes a free one.",
 )
-@click.option("--read-only", is_flag=True, help="Show everything, and change nothing.")
+@click.option("--read-only", is_flag=True, help="Refuse all changes.")
 @click.option(
     "--vhost", "vhosts", multiple=True, metavar="NAME", help="Virtual host. Repeatable. [default: that of the URL]"
 )
@@ -57,8 +57,8 @@ def console(
 ) -> None:
     """Serve a web page that shows what waits and what failed, until Ctrl-C or SIGTERM.
 
-    The page shows what waits, schedules, failed messages, problems, lateness and the operator log, and changes them as
-    the other commands do. Every change is recorded in the stream bide.audit.
+    The page shows what waits, schedules, failed messages, problems, lateness and the operator log. It changes schedules
+    and failed messages as 'bide schedule' and 'bide errors' do. Every change is recorded in the stream bide.audit.
 
     The page is served on this machine only, and needs the token in the printed address. Behind a proxy that signs users
     in, give --origin, --user-header and --allow-user instead.
@@ -80,7 +80,7 @@ def require_console() -> None:
     """Check that the extra of the console is installed.
 
     Raises:
-        ClickException: it is missing.
+        ClickException: the extra is missing.
     """
     try:
         import bide.console.server  # noqa: F401 (whether it can be imported)
@@ -102,7 +102,7 @@ def _proxy(origin: str | None, user_header: str | None, users: tuple[str, ...]) 
     if origin is None and user_header is None and not users:
         return None
     if origin is None or user_header is None or not users:
-        raise InvalidInputError("behind a proxy all of these are needed: --origin, --user-header and --allow-user")
+        raise InvalidInputError("a proxy needs all of --origin, --user-header and --allow-user: give the missing ones")
     from bide.console.settings import ProxyAccess
 
     return ProxyAccess(origin=origin, user_header=user_header, users=users)
@@ -112,4 +112,4 @@ def _announce(access: Access) -> None:
     mode = " (read-only)" if access.is_read_only else ""
     echo(f"console{mode} on {access.url}")
     if access.proxy is not None:
-        echo(f"the proxy connects to http://127.0.0.1:{access.port}", err=True)
+        echo(f"let the proxy connect to http://127.0.0.1:{access.port}", err=True)

@@ -37,7 +37,7 @@ _allow_option = click.option(
     help="Allowed queue: 'orders.*'. Repeatable. [default: any]",
 )
 
-_over_option = click.option("--over", metavar="DELAY", help="Spread the messages evenly over this time, such as 10m.")
+_over_option = click.option("--over", metavar="DELAY", help="Spread the messages evenly over this time: 90s, 10m.")
 
 
 @errors.command("list")
@@ -80,7 +80,7 @@ def show(settings: Settings, id: str, queue: str, as_json: bool) -> None:
         async with open_error_queue(settings, queue) as error_queue:
             with working("reading"):
                 message = await error_queue.get(id)
-        view.write_json(message, whole=True) if as_json else view.write_whole(message)
+        view.write_json(message, whole=True) if as_json else view.write_details(message)
 
     run_async(work())
 
@@ -200,7 +200,7 @@ def unarchive(settings: Settings, selection: Selection, queue: str, options: Ope
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.unarchive(selection, progress=progress)
 
-    return run_operation(settings, queue, selection, act, "put back", counted=f"{queue}.archive", options=options)
+    return run_operation(settings, queue, selection, act, "put back", source=f"{queue}.archive", options=options)
 
 
 @errors.command()
@@ -285,20 +285,20 @@ def edit(
 @management_options
 @pass_settings
 def history(settings: Settings, as_json: bool) -> None:
-    """Show who did what with failed messages, and when."""
+    """Show the records of operations on failed messages: who, what and when."""
 
     async def work() -> None:
         from bide.error_queues import read_audit
         from bide.error_queues.operator_log import AUDIT
 
-        odd: list[bytes] = []
+        malformed: list[bytes] = []
         async with connected_client(settings) as client:
             with working("reading") as end_message:
-                async with aclosing(read_audit(client, malformed=lambda _: odd.append(b""))) as records:
+                async with aclosing(read_audit(client, malformed=lambda _: malformed.append(b""))) as records:
                     async for record in records:
                         end_message()
                         print_json_line(record.to_dict()) if as_json else view.write_record(record)
-        if odd:
-            view.write_malformed(len(odd), AUDIT)
+        if malformed:
+            view.write_malformed(len(malformed), AUDIT)
 
     run_async(work())

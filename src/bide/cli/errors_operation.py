@@ -31,7 +31,7 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationOptions:
-    """The common options of commands that retry, archive or discard messages."""
+    """The options that ``retry``, ``archive``, ``unarchive`` and ``discard`` have in common."""
 
     everything: bool
     dry_run: bool
@@ -41,7 +41,11 @@ class OperationOptions:
 
 
 def operation_options(verb: str) -> Callable[[_Decorated], _Decorated]:
-    """Add the options of :class:`OperationOptions`, and pass them as the argument ``options``."""
+    """Add the options of :class:`OperationOptions`, and pass them as the argument ``options``.
+
+    Args:
+        verb: the participle for the help text: ``archived``.
+    """
 
     def decorate(command: _Decorated) -> _Decorated:
         @wraps(command)
@@ -76,14 +80,23 @@ def run_operation(
     *,
     options: OperationOptions,
     always_ask: bool = False,
-    counted: str | None = None,
+    source: str | None = None,
     over: timedelta | None = None,
     targets: view.Targets | None = None,
 ) -> int:
     """Count the messages, ask for confirmation if needed, run the operation and print its result.
 
+    Args:
+        queue: the error queue.
+        act: runs the operation on the error queue, with a function that it calls with its progress.
+        verb: the participle for texts: ``archived``.
+        always_ask: whether to ask for confirmation also without ``--all``.
+        source: the queue whose messages are processed, if it is not the error queue.
+        over: the time over which the messages are spread.
+        targets: the queues that the messages are sent to, if the operation sends any.
+
     Returns:
-        The exit code: 1 if a chosen message stays.
+        The exit code: 1 if a chosen message stays, or is not in the queue.
     """
     if selection.everything != options.everything:
         raise click.UsageError(
@@ -93,10 +106,10 @@ def run_operation(
         )
     ask = (options.everything or always_ask) and not options.yes and not options.dry_run
     if ask and not sys.stdin.isatty():
-        raise click.UsageError("standard input has no answer to the question: give --yes to skip it")
+        raise click.UsageError("the command asks for confirmation, and standard input is not a terminal: give --yes")
 
     async def summarize() -> Summary:
-        async with open_error_queue(settings, counted or queue) as error_queue:
+        async with open_error_queue(settings, source or queue) as error_queue:
             with working("counting"):
                 return await error_queue.summary(selection)
 
@@ -115,31 +128,31 @@ def run_operation(
         if options.dry_run:
             view.write_count(summary, verb, targets, as_json=options.as_json)
             return 0
-        what = f"{quantity(summary.total, 'message')} of {counted or queue}"
+        what = f"{quantity(summary.total, 'message')} of {source or queue}"
         where = "" if targets is None else f": {targets.describe(summary)}"
         if ask:
             confirm(f"{what} will be {verb}{where}: go on?")
         elif summary.total:
             echo(f"bide: {what}{where}", err=True)
     try:
-        moved = run_async(work())
+        result = run_async(work())
     except (KeyboardInterrupt, SystemExit, BideError):
         if interrupted and interrupted[0] is not None:
             _print_continuation(
-                settings, interrupted[0], counted or queue, selection, verb, over=over, as_json=options.as_json
+                settings, interrupted[0], source or queue, selection, verb, over=over, as_json=options.as_json
             )
         raise
-    view.write_moved(moved, verb, as_json=options.as_json)
-    for reason, number in moved.kept.items():
+    view.write_result(result, verb, as_json=options.as_json)
+    for reason, number in result.kept.items():
         echo(f"bide: {quantity(number, 'message stays', 'messages stay')}: {with_options(reason)}", err=True)
-    for one in moved.missing:
-        echo(f"bide: no message {one!r} is in the queue {counted or queue!r}", err=True)
-    return 1 if moved.kept or moved.missing else 0
+    for one in result.missing:
+        echo(f"bide: no message {one!r} is in the queue {source or queue!r}", err=True)
+    return 1 if result.kept or result.missing else 0
 
 
 def _print_continuation(
     settings: Settings,
-    moved: OperationResult,
+    result: OperationResult,
     queue: str,
     selection: Selection,
     verb: str,
@@ -149,17 +162,17 @@ def _print_continuation(
 ) -> None:
     """Print what was done before an interruption or error, and the command for the rest."""
     changed = {}
-    if over and moved.left is not None:
-        total = moved.done + sum(moved.kept.values()) + moved.left
-        # Kept messages are in front of the rest, so the next run meets them again.
-        changed["--over"] = rest_of(over, left=total - moved.done, total=total)
-    again = command(settings.arguments, changed=changed, without=selection.ids - set(moved.missing))
-    view.write_interrupted(moved, verb, queue, again, paced=bool(over), as_json=as_json)
+    if over and result.left is not None:
+        total = result.done + sum(result.kept.values()) + result.left
+        # Messages that stay are in front of the rest, so the next run processes them again.
+        changed["--over"] = rest_of(over, left=total - result.done, total=total)
+    again = command(settings.arguments, changed=changed, without=selection.ids - set(result.missing))
+    view.write_interrupted(result, verb, queue, again, paced=bool(over), as_json=as_json)
 
 
 @asynccontextmanager
 async def open_error_queue(settings: Settings, queue: str, *, audit: bool = True) -> AsyncIterator[ErrorQueue]:
-    """Connect to the broker of the settings, for an error queue."""
+    """Connect to the broker of the settings, and open an error queue."""
     from bide.error_queues import ErrorQueue
 
     async with connected_client(settings) as client:

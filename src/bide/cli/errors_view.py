@@ -69,7 +69,7 @@ def write_line(message: FailedMessage) -> None:
     echo(line, fit=True)
 
 
-def write_whole(message: FailedMessage) -> None:
+def write_details(message: FailedMessage) -> None:
     """Print everything that is known about a message."""
     rows: list[tuple[str, Any]] = [
         ("id", message.id),
@@ -87,7 +87,7 @@ def write_whole(message: FailedMessage) -> None:
         ("schedule id", message.schedule_id),
         ("sent to", f"exchange {message.exchange!r}, routing key {message.routing_key!r}"),
         ("exception", message.exception),
-        ("says", message.text),
+        ("text", message.text),
         ("caused by", f"{message.inner_exception}: {message.inner_text}" if message.inner_exception else None),
         ("raised at", message.frame),
     ]
@@ -96,8 +96,8 @@ def write_whole(message: FailedMessage) -> None:
             echo(f"{name:<14} {value}")
     for death in message.deaths:
         where = f"{death.get('reason')} in {death.get('queue')} x{death.get('count')}"
-        whence = f"from exchange {death.get('exchange')!r} with {death.get('routing-keys')}"
-        echo(f"{'died':<14} {where}, {whence}")
+        source = f"from exchange {death.get('exchange')!r} with {death.get('routing-keys')}"
+        echo(f"{'died':<14} {where}, {source}")
     for name, value in message.headers.items():
         if name != "x-death":
             echo(f"{'header':<14} {name}: {value}")
@@ -135,28 +135,30 @@ def write_summary(summary: Summary) -> None:
                 echo(f"{count:>9,}  {value}")
 
 
-def write_moved(moved: OperationResult, verb: str, *, as_json: bool) -> None:
+def write_result(result: OperationResult, verb: str, *, as_json: bool) -> None:
     """Print the result of an operation."""
     if as_json:
-        print_json(moved.to_dict())
+        print_json(result.to_dict())
         return
-    where = ", ".join(f"{count:,} to {queue}" for queue, count in sorted(moved.queues.items()))
-    echo(f"{quantity(moved.done, 'message')} {verb}{f': {where}' if where else ''}")
+    where = ", ".join(f"{count:,} to {queue}" for queue, count in sorted(result.queues.items()))
+    echo(f"{quantity(result.done, 'message')} {verb}{f': {where}' if where else ''}")
 
 
-def write_interrupted(moved: OperationResult, verb: str, queue: str, again: str, *, paced: bool, as_json: bool) -> None:
+def write_interrupted(
+    result: OperationResult, verb: str, queue: str, again: str, *, paced: bool, as_json: bool
+) -> None:
     """Print what was done before an interruption, what remains, and the command that continues."""
     if as_json:
-        print_json({**moved.to_dict(), "interrupted": True, "go_on": again})
+        print_json({**result.to_dict(), "interrupted": True, "go_on": again})
         return
-    if moved.left is None:
-        done, left = f"{quantity(moved.done, 'message')} {verb}", "the others are"
+    if result.left is None:
+        done, left = f"{quantity(result.done, 'message')} {verb}", "the others are"
     else:
-        total = moved.done + sum(moved.kept.values()) + moved.left
-        done = f"{moved.done:,} of {quantity(total, 'message')} {verb}"
-        left = f"{moved.left:,} not yet due," if paced else f"{moved.left:,}"
+        total = result.done + sum(result.kept.values()) + result.left
+        done = f"{result.done:,} of {quantity(total, 'message')} {verb}"
+        left = f"{result.left:,} not yet due," if paced else f"{result.left:,}"
     echo(f"bide: interrupted: {done}, {left} still in {queue}", err=True)
-    for reason, number in moved.kept.items():
+    for reason, number in result.kept.items():
         echo(f"bide: {quantity(number, 'message')} cannot be sent: {with_options(reason)}", err=True)
     echo(f"bide: go on with: {again}", err=True)
 
@@ -166,7 +168,7 @@ class Targets:
 
     Args:
         to: one queue for all messages, instead of the queues where they failed; or None.
-        allow: patterns of queue names; other queues get no messages. Empty allows all queues.
+        allow: patterns of the names of allowed queues; messages for other queues stay. Empty: all queues are allowed.
 
     Raises:
         InvalidInputError: a pattern cannot be used.
@@ -179,7 +181,7 @@ class Targets:
         self._allowed = AllowedTargets.of(allow) if allow else ANY_TARGET
 
     def count(self, summary: Summary) -> tuple[dict[str, int], dict[str, int], int]:
-        """The numbers of messages by allowed queue, by other queue, and without a known queue."""
+        """The numbers of messages by allowed queue, by queue that is not allowed, and without a known queue."""
         from bide.delay.protocol import QueueTarget
 
         by_queue = summary.by["queue"] if self._to is None else Counter({self._to: summary.total})
@@ -210,7 +212,7 @@ class Targets:
 
 
 def write_count(summary: Summary, verb: str, targets: Targets | None, *, as_json: bool) -> None:
-    """Print how many messages an operation would affect, and where they would go."""
+    """Print how many messages an operation would affect, and the queues that they would go to."""
     if as_json:
         more = {} if targets is None else targets.to_dict(summary)
         print_json({"would_be_done": summary.total, **more})
@@ -224,7 +226,7 @@ def _stay_text(number: int) -> str:
 
 
 def write_record(record: AuditRecord) -> None:
-    """Print one record of the audit."""
+    """Print one record of the operator log."""
     details = {name: value for name, value in record.details.items() if name != "ids"}
     count = len(record.details.get("ids", ()))
     what = f"{count} ids" if record.step == "ids" else " ".join(f"{n}={v}" for n, v in details.items())
@@ -235,9 +237,9 @@ def write_record(record: AuditRecord) -> None:
 
 
 def write_malformed(number: int, stream: str) -> None:
-    """Print how many messages of the audit stream could not be read and were left out."""
-    what = quantity(number, "message is not a record", "messages are not records")
-    echo(f"bide: {what} of an operation, and left out: see the stream {stream!r}", err=True)
+    """Print how many messages of the stream of the operator log were left out, because they are not records."""
+    what = quantity(number, "message that is not a record", "messages that are not records")
+    echo(f"bide: left out {what} of an operation: see the stream {stream!r}", err=True)
 
 
 def _local_time(moment: datetime | None) -> str:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 _DONE: Final = frozenset({"scheduled", "moved", "paused", "resumed", "running", "cancelled"})
-"""Outcomes with the exit code 0."""
+"""Outcomes for which the exit code is 0."""
 
 
 @click.group()
@@ -127,7 +127,7 @@ def add(
     routing_key: str | None,
     **given: Any,
 ) -> int:
-    """Schedule BODY under KEY. It replaces a schedule that waits there. Without BODY and --file, the body is empty.
+    """Schedule BODY under KEY, in place of a schedule that waits there. Without BODY and --file, the body is empty.
 
     The command ends when the broker has confirmed the schedule; with --if-absent or --if-version, when a gate has
     answered. The exit code is 1 if the condition did not hold.
@@ -139,7 +139,7 @@ def add(
     if body is not None and file is not None:
         raise click.UsageError("give BODY or --file, not both")
     if sum(given[name] is not None for name in ("delay", "deliver_at", "every")) != 1:
-        raise click.UsageError("the schedule needs one time: --in DELAY, --at TIME or --every RULE")
+        raise click.UsageError("the schedule needs one time: give --in DELAY, --at TIME or --every RULE")
     content = file.read() if file is not None else (body or "").encode("utf-8", errors="surrogateescape")
     texts = pairs_of("--header", headers)
     outgoing = {**given, "body": content, "headers": texts, "type": kind, "routing_key": routing_key or ""}
@@ -208,7 +208,7 @@ def show(settings: Settings, key: str, as_json: bool) -> int:
                 f"nothing waits under the key {key!r}; see undeliverable messages with 'bide errors list --queue "
                 f"{ScheduleNames().undeliverable} --key ...'"
             )
-        print_json(view.as_dict(found, whole=True)) if as_json else view.write_whole(found)
+        print_json(view.as_dict(found, whole=True)) if as_json else view.write_details(found)
         return 0
 
     return _run(settings, work)
@@ -236,13 +236,15 @@ def cancel(
     The exit code is 1 if KEY was not cancelled: it was too late, nothing waits, or it has another version.
     """
 
-    async def one(client: Client) -> ScheduleResult:
+    async def change_one(client: Client) -> ScheduleResult:
         return await client.cancel(str(key), if_version=if_version)
 
-    async def all_of_them(client: Client, found: dict[str, str]) -> FilterResult:
-        return await client.cancel_scheduled(**found)
+    async def change_all(client: Client, conditions: dict[str, str]) -> FilterResult:
+        return await client.cancel_scheduled(**conditions)
 
-    return _change(settings, key, chosen, one, all_of_them, "cancelled", if_version=if_version, as_json=as_json, **bulk)
+    return _change(
+        settings, key, chosen, change_one, change_all, "cancelled", if_version=if_version, as_json=as_json, **bulk
+    )
 
 
 @schedule.command()
@@ -274,16 +276,18 @@ def move(
     from bide.schedules.prepared import check_due
 
     if (delay is None) == (deliver_at is None):
-        raise click.UsageError("give the new time: --in DELAY or --at TIME")
+        raise click.UsageError("exactly one new time is needed: give --in DELAY or --at TIME")
     check_due(delay, deliver_at, sending_time())
 
-    async def one(client: Client) -> ScheduleResult:
+    async def change_one(client: Client) -> ScheduleResult:
         return await client.reschedule(str(key), delay=delay, deliver_at=deliver_at, if_version=if_version)
 
-    async def all_of_them(client: Client, found: dict[str, str]) -> FilterResult:
-        return await client.move_scheduled(delay=delay, deliver_at=deliver_at, **found)
+    async def change_all(client: Client, conditions: dict[str, str]) -> FilterResult:
+        return await client.move_scheduled(delay=delay, deliver_at=deliver_at, **conditions)
 
-    return _change(settings, key, chosen, one, all_of_them, "moved", if_version=if_version, as_json=as_json, **bulk)
+    return _change(
+        settings, key, chosen, change_one, change_all, "moved", if_version=if_version, as_json=as_json, **bulk
+    )
 
 
 @schedule.command()
@@ -324,8 +328,8 @@ def _change(
     settings: Settings,
     key: str | None,
     chosen: dict[str, str],
-    one: Callable[[Client], Coroutine[Any, Any, ScheduleResult]],
-    all_of_them: Callable[[Client, dict[str, str]], Coroutine[Any, Any, FilterResult]],
+    change_one: Callable[[Client], Coroutine[Any, Any, ScheduleResult]],
+    change_all: Callable[[Client, dict[str, str]], Coroutine[Any, Any, FilterResult]],
     verb: str,
     *,
     if_version: str | None,
@@ -334,28 +338,28 @@ def _change(
     yes: bool,
     as_json: bool,
 ) -> int:
-    """Change one schedule, or all that match."""
+    """Change the schedule of a key, or all schedules that match."""
     if sum((key is not None, bool(chosen), everything)) != 1:
         raise click.UsageError("give either KEY, or conditions such as --prefix, or --all")
     if key is not None:
         if dry_run:
-            raise click.UsageError("--dry-run counts what conditions match; for KEY use 'bide schedule show'")
-        return _operate(settings, one, as_json=as_json)
+            raise click.UsageError("--dry-run needs conditions, but KEY was given: use 'bide schedule show' instead")
+        return _operate(settings, change_one, as_json=as_json)
     if if_version is not None:
-        raise click.UsageError("--if-version is for KEY, and not for conditions")
+        raise click.UsageError("--if-version needs KEY: give KEY, or leave out --if-version")
     _check_filter(chosen)
-    found = chosen or {"prefix": ""}
+    conditions = chosen or {"prefix": ""}
 
     async def work(client: Client) -> int:
         if dry_run or not yes:
             with working("waiting for a gate"):
-                count = await client.count_scheduled(**found)
+                count = await client.count_scheduled(**conditions)
             if dry_run:
                 view.write_count(count, verb, as_json=as_json)
                 return 0
             confirm(f"{quantity(count, 'schedule')} would be {verb}. Continue?")
         with working("waiting for a gate"):
-            result = await all_of_them(client, found)
+            result = await change_all(client, conditions)
         view.write_filter_result(result, as_json=as_json)
         return 0
 
@@ -383,7 +387,7 @@ def _run(settings: Settings, work: Callable[[Client], Coroutine[Any, Any, int]])
 
 
 def _check_filter(chosen: dict[str, str]) -> None:
-    """Report invalid conditions before a broker is asked."""
+    """Report invalid conditions before connecting."""
     from bide.schedules.prepared import check_filter
 
     check_filter(**chosen)

@@ -1,4 +1,4 @@
-"""``bide schedule transfer``."""
+"""``bide schedule transfer``: move all schedules to another broker."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ if TYPE_CHECKING:
     from bide.migration import SchedulesTransferred
 
 _SHOWN_REASONS = 10
+"""The maximum number of reasons that are printed."""
 
 
 @click.command()
-@click.option("--to-url", required=True, metavar="URL", help="URL of the broker that the schedules go to.")
+@click.option("--to-url", required=True, metavar="URL", help="URL of the other broker, or virtual host.")
 @click.option("--dry-run", is_flag=True, help="Only count the schedules.")
 @json_option("the counts")
 @broker_options

@@ -26,7 +26,7 @@ _TEXTS: Final = {
     "not-found": "not found: nothing waits, and nothing was delivered or set aside within the last hour",
     "exists": "not scheduled: a schedule waits under this key",
     "changed": "nothing was done: the schedule has another version",
-    "forgotten": "applied before, more than an hour ago",
+    "forgotten": "applied more than an hour ago; the result is no longer known",
 }
 
 
@@ -74,9 +74,10 @@ def write_filter_result(result: FilterResult, *, as_json: bool) -> None:
         return
     echo(f"{result.outcome.value} {result.count:,}")
     if result.forgotten:
+        partitions = quantity(len(result.forgotten), "partition")
+        knows = "knows how many schedules it" if len(result.forgotten) == 1 else "know how many schedules they"
         echo(
-            f"applied before, more than an hour ago, in {quantity(len(result.forgotten), 'partition')}: how many "
-            "schedules were changed there is not known",
+            f"bide: {partitions} applied the change more than an hour ago, and no longer {knows} changed",
             err=True,
         )
 
@@ -124,7 +125,7 @@ def write_line(one: ScheduleView) -> None:
     echo(f"{_local(one.due_time)}  {one.state:<9}  {_target(one):<24}  {one.key}{every}", fit=True)
 
 
-def write_whole(one: ScheduleView) -> None:
+def write_details(one: ScheduleView) -> None:
     """Print everything that is known about a schedule."""
     runs = one.next_runs(SHOWN_RUNS) if one.every is not None else []
     rows: list[tuple[str, Any]] = [

@@ -1,4 +1,4 @@
-"""Options to choose failed messages, and values of the form NAME=VALUE."""
+"""Options that choose failed messages, and values of the form NAME=VALUE."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 
 
 def queue_option(command: _Decorated) -> _Decorated:
-    """Add ``--queue``."""
+    """Add the option ``--queue``."""
     return click.option(
         "--queue",
         default="error",
@@ -33,10 +33,10 @@ def selection_options(command: _Decorated) -> _Decorated:
         click.option("--failed-on", metavar="QUEUE", help="Queue of the failure, or a pattern such as 'orders.*'."),
         click.option("--endpoint", metavar="NAME", help="Endpoint of the failure."),
         click.option("--exception", metavar="TYPE", help="Exception type, with or without its module."),
-        click.option("--text", metavar="PART", help="Part of the exception's text, ignoring case."),
+        click.option("--text", metavar="PART", help="Part of the exception text, ignoring case."),
         click.option("--body-text", metavar="PART", help="Part of the body, matching case."),
         click.option("--type", "message_type", metavar="NAME", help="Message type."),
-        click.option("--key", metavar="KEY", help="Key of the message's schedule."),
+        click.option("--key", metavar="KEY", help="Key of the schedule."),
         click.option("--reason", metavar="WORD", help="Reason: failed, rejected, expired, maxlen, delivery_limit."),
         click.option("--older-than", metavar="DELAY", help="Minimum time since the failure: 90s, 2h, 3d."),
         click.option("--newer-than", metavar="DELAY", help="Maximum time since the failure: 90s, 2h, 3d."),

@@ -1,4 +1,4 @@
-"""View of who did what: the operator log."""
+"""View of the operator log: who did what, when, and with what result."""
 
 from __future__ import annotations
 
@@ -6,19 +6,20 @@ from collections import deque
 from contextlib import aclosing
 from typing import Any, Final
 
-from bide.console.asked import Asked
+from bide.console.parameters import Parameters
 from bide.console.site import Site
-from bide.console.values import iso, plain
+from bide.console.values import iso, json_value
 from bide.error_queues.operator_log import AUDIT, AuditRecord, read_audit
 
 _RECORDS: Final = 5_000
-"""Records that are read, the latest ones."""
+"""The maximum number of records that the view uses: the latest ones. All are read."""
 
-_RUNS: Final = 200
+_OPERATIONS: Final = 200
+"""The maximum number of operations that the view lists."""
 
 
-async def history(site: Site, _: Asked) -> dict[str, Any]:
-    """The latest operations, each with its beginning and its end."""
+async def history(site: Site, _: Parameters) -> dict[str, Any]:
+    """The latest operations, each with what was chosen and with its result."""
     malformed: list[bytes] = []
     records = deque[AuditRecord](maxlen=_RECORDS)
     async with aclosing(read_audit(site.client, malformed=lambda _: malformed.append(b""))) as found:
@@ -45,10 +46,10 @@ async def history(site: Site, _: Asked) -> dict[str, Any]:
         if record.step == "ids":
             run["ids"] += len(record.details.get("ids", ()))
         elif record.step == "begun":
-            run["details"] = plain(record.details)
+            run["details"] = json_value(record.details)
         else:
             run["state"] = record.step
             run["ended"] = iso(record.at)
-            run["result"] = plain(record.details)
-    latest = [*reversed(runs.values())][:_RUNS]
+            run["result"] = json_value(record.details)
+    latest = [*reversed(runs.values())][:_OPERATIONS]
     return {"stream": AUDIT, "operations": latest, "malformed": len(malformed)}

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from bide.console import activity, failures, finding, health, lateness, schedules, waiting
-from bide.console.asked import Asked
+from bide.console.parameters import Parameters
 from bide.console.security import SIGN_IN, Guard, csrf_token, session_cookie
 from bide.console.settings import Access
 from bide.console.site import Site
@@ -25,7 +25,7 @@ from bide.version import VERSION
 
 log = logger(__name__)
 
-Handler = Callable[[Site, Asked], Awaitable[dict[str, Any]]]
+Handler = Callable[[Site, Parameters], Awaitable[dict[str, Any]]]
 
 READS: Final[Mapping[str, Handler]] = {
     "timeline": waiting.timeline,
@@ -47,7 +47,7 @@ READS: Final[Mapping[str, Handler]] = {
     "lateness": lateness.lateness,
     "history": activity.history,
 }
-"""What can be read, by its path below ``/api/``."""
+"""The handlers of GET requests, by path below ``/api/``."""
 
 CHANGES: Final[Mapping[str, Handler]] = {
     "schedule/change": schedules.change,
@@ -60,7 +60,7 @@ CHANGES: Final[Mapping[str, Handler]] = {
     "operations/stop": failures.stop,
     "undeliverable/resend": health.resend,
 }
-"""What can be changed, each with POST and a CSRF token."""
+"""The handlers of POST requests, by path below ``/api/``. They need a CSRF token."""
 
 _TYPES: Final = {
     "html": "text/html; charset=utf-8",
@@ -69,15 +69,15 @@ _TYPES: Final = {
     "svg": "image/svg+xml",
 }
 _MAX_REQUEST: Final = 1_000_000
-"""Bytes of the body of a request."""
+"""The maximum size of the body of a request, in bytes."""
 
 
 def make_app(sites: Sequence[Site], access: Access, advise: Callable[[str], str] = str) -> ASGIApp:
-    """The application.
+    """Create the application.
 
     Args:
-        sites: the connected virtual hosts, the first of which is shown first.
-        advise: turns the advice of errors and findings for programs into that for people.
+        sites: the connected virtual hosts. The page shows the first one by default.
+        advise: rewrites the texts of errors and findings, to name commands and options instead of Python calls.
     """
     named = {one.name: one for one in sites}
 
@@ -107,8 +107,8 @@ def make_app(sites: Sequence[Site], access: Access, advise: Callable[[str], str]
         Route(f"/api/{path}", _handled(handler, named, advise, is_change=True), methods=["POST"])
         for path, handler in CHANGES.items()
     ]
-    routes += [Route("/", _page("index.html"))]
-    routes += [Route(f"/{name}", _page(name)) for name in _page_files()]
+    routes += [Route("/", _static_file("index.html"))]
+    routes += [Route(f"/{name}", _static_file(name)) for name in _page_files()]
     return Guard(Starlette(routes=routes), access)
 
 
@@ -117,7 +117,7 @@ def _page_files() -> list[str]:
     return sorted(one.name for one in folder.iterdir() if one.name.rpartition(".")[2] in _TYPES)
 
 
-def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
+def _static_file(name: str) -> Callable[[Request], Awaitable[Response]]:
     content = (files("bide.console") / "page" / name).read_bytes()
     kind = _TYPES[name.rpartition(".")[2]]
 
@@ -136,21 +136,21 @@ def _handled(
         site = sites.get(str(name)) if name is not None else next(iter(sites.values()))
         if site is None:
             raise NotFoundError(f"this console has no virtual host {name!r}: start it with --vhost {name}")
-        asked = Asked(values=values, operator=operator_of(str(request.scope["bide.user"])), advise=advise)
-        return JSONResponse(await handler(site, asked))
+        parameters = Parameters(values=values, operator=operator_of(str(request.scope["bide.user"])), advise=advise)
+        return JSONResponse(await handler(site, parameters))
 
     return _answering(handle, advise)
 
 
 def operator_of(user: str) -> str:
-    """Who works, for the operator log."""
+    """The name in the operator log, for a user that a proxy signed in; without a proxy, the user is empty."""
     return f"{user} (console of {this_operator()})" if user else f"console of {this_operator()}"
 
 
 def _answering(
     handle: Callable[[Request], Awaitable[Response]], advise: Callable[[str], str]
 ) -> Callable[[Request], Awaitable[Response]]:
-    """Answer an error with its text, which is for people."""
+    """Wrap an endpoint, so that its errors become JSON responses."""
 
     async def answer(request: Request) -> Response:
         try:
@@ -176,13 +176,15 @@ async def _body(request: Request) -> dict[str, Any]:
     """The JSON object in the body of a request.
 
     Raises:
-        InvalidInputError: the body is something else.
+        InvalidInputError: the body is too long, or not a JSON object.
     """
     content = b""
     async for part in request.stream():
         content += part
         if len(content) > _MAX_REQUEST:
-            raise InvalidInputError(f"the body of the request is longer than {_MAX_REQUEST:,} bytes")
+            raise InvalidInputError(
+                f"the body of the request is longer than {_MAX_REQUEST:,} bytes: send a shorter one"
+            )
     try:
         found = json.loads(content)
     except (ValueError, RecursionError) as error:

@@ -9,10 +9,10 @@ from contextlib import aclosing
 from datetime import datetime
 from typing import Any, Final
 
-from bide.console.asked import Asked
-from bide.console.operations import RunningOperation
+from bide.console.operations import BackgroundOperation
+from bide.console.parameters import Parameters
 from bide.console.site import Site
-from bide.console.values import body_of, iso, plain
+from bide.console.values import body_of, iso, json_value
 from bide.delay.recognition import part_of
 from bide.durations import parse_delay
 from bide.error_queues import ErrorQueue, FailedMessage, OperationResult, Selection
@@ -22,18 +22,24 @@ from bide.management.api import FoundQueue
 from bide.runtime.wording import quantity
 
 _LISTED: Final = 100
+"""The maximum number of messages in a list."""
+
 _GROUPS: Final = 200
+"""The maximum number of groups in a list."""
+
 _LIKELY: Final = re.compile(r"error|dead|dlq|dlx|poison|fail|undeliverable|parked", re.IGNORECASE)
+"""Matches names that error queues and dead-letter queues often have."""
+
 _BY: Final[Mapping[str, By]] = {"exception": "exception", "type": "type", "key": "key"}
 _CONDITIONS: Final = ("group", "endpoint", "exception", "text", "body_text", "message_type", "key", "reason")
 
 
-async def queues(site: Site, asked: Asked) -> dict[str, Any]:
-    """Queues that may hold failed messages, the likely ones first, with their numbers of messages."""
+async def queues(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """Queues that may hold failed messages, with their numbers of messages. Queues with a likely name come first."""
     try:
         found = await site.api.queues(site.name, "")
     except ManagementApiError as error:
-        return {"queues": [], "why": asked.advise(str(error))}
+        return {"queues": [], "why": parameters.advise(str(error))}
     listed = [one for one in found if _is_candidate(one)]
     listed.sort(key=lambda one: (not is_likely(one), -(one.messages or 0), one.queue.name))
     rows = [
@@ -53,14 +59,14 @@ def is_likely(found: FoundQueue) -> bool:
     return _LIKELY.search(found.queue.name) is not None
 
 
-async def groups(site: Site, asked: Asked) -> dict[str, Any]:
+async def groups(site: Site, parameters: Parameters) -> dict[str, Any]:
     """The failed messages of a queue in groups, the largest first."""
-    by = _BY.get(asked.text("by") or "exception")
+    by = _BY.get(parameters.text("by") or "exception")
     if by is None:
-        raise InvalidInputError("failed messages are grouped by exception, type or key")
-    found, selection, now = Groups(by), selection_of(asked), site.client.now()
+        raise InvalidInputError(f"by is {parameters.text('by')!r}: give exception, type or key")
+    found, selection, now = Groups(by), selection_of(parameters), site.client.now()
     total = 0
-    async with aclosing(_queue(site, asked).messages()) as messages:
+    async with aclosing(_queue(site, parameters).messages()) as messages:
         async for message in messages:
             total += 1
             if selection.holds(message, now):
@@ -70,11 +76,11 @@ async def groups(site: Site, asked: Asked) -> dict[str, Any]:
     return {"groups": rows, "more": max(len(listed) - _GROUPS, 0), "total": total}
 
 
-async def messages(site: Site, asked: Asked) -> dict[str, Any]:
+async def messages(site: Site, parameters: Parameters) -> dict[str, Any]:
     """The first messages that match."""
     rows: list[dict[str, Any]] = []
     has_more = False
-    async with aclosing(_queue(site, asked).messages(selection_of(asked))) as found:
+    async with aclosing(_queue(site, parameters).messages(selection_of(parameters))) as found:
         async for one in found:
             if len(rows) == _LISTED:
                 has_more = True
@@ -83,106 +89,106 @@ async def messages(site: Site, asked: Asked) -> dict[str, Any]:
     return {"messages": rows, "has_more": has_more}
 
 
-async def details(site: Site, asked: Asked) -> dict[str, Any]:
-    """Everything that is known about a message."""
-    return whole(await _queue(site, asked).get(asked.required("id")))
+async def details(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """Everything that is known about one message."""
+    return values_of(await _queue(site, parameters).get(parameters.required("id")))
 
 
-async def count(site: Site, asked: Asked) -> dict[str, Any]:
-    """The number of messages that match, and the queues that a retry would send them to."""
-    summary = await _queue(site, asked).summary(selection_of(asked))
+async def count(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """The number of messages that match, and of those that a retry would send to each of the 20 largest queues."""
+    summary = await _queue(site, parameters).summary(selection_of(parameters))
     return {"count": summary.total, "queues": dict(summary.by["queue"].most_common(20))}
 
 
-async def retry(site: Site, asked: Asked) -> dict[str, Any]:
-    """Begin to send messages back to the queues that they failed on, evenly spread over a time if one is given."""
-    over, to, allow = _over(asked), asked.text("to"), asked.texts("allow")
+async def retry(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """Start to send messages back to the queues where they failed, at once or evenly spread over a time."""
+    over, to, allow = _over(parameters), parameters.text("to"), parameters.texts("allow")
 
-    async def act(queue: ErrorQueue, selection: Selection, running: RunningOperation) -> OperationResult:
+    async def act(queue: ErrorQueue, selection: Selection, running: BackgroundOperation) -> OperationResult:
         return await queue.retry(selection, to=to, over=over, allow=allow or None, progress=running.progress)
 
-    return _start(site, asked, "retry", act)
+    return _start(site, parameters, "retry", act)
 
 
-async def discard(site: Site, asked: Asked) -> dict[str, Any]:
-    """Begin to delete messages, evenly spread over a time if one is given."""
-    over = _over(asked)
+async def discard(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """Start to delete messages, at once or evenly spread over a time."""
+    over = _over(parameters)
 
-    async def act(queue: ErrorQueue, selection: Selection, running: RunningOperation) -> OperationResult:
+    async def act(queue: ErrorQueue, selection: Selection, running: BackgroundOperation) -> OperationResult:
         return await queue.discard(selection, over=over, progress=running.progress)
 
-    return _start(site, asked, "discard", act)
+    return _start(site, parameters, "discard", act)
 
 
-async def archive(site: Site, asked: Asked) -> dict[str, Any]:
-    """Begin to move messages to the archive of the queue, evenly spread over a time if one is given."""
-    over, keep = _over(asked), asked.text("keep") or "30d"
+async def archive(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """Start to move messages to the archive of the queue, at once or evenly spread over a time."""
+    over, keep = _over(parameters), parameters.text("keep") or "30d"
     parse_delay(keep)
 
-    async def act(queue: ErrorQueue, selection: Selection, running: RunningOperation) -> OperationResult:
+    async def act(queue: ErrorQueue, selection: Selection, running: BackgroundOperation) -> OperationResult:
         return await queue.archive(selection, keep=keep, over=over, progress=running.progress)
 
-    return _start(site, asked, "archive", act)
+    return _start(site, parameters, "archive", act)
 
 
-async def edit(site: Site, asked: Asked) -> dict[str, Any]:
+async def edit(site: Site, parameters: Parameters) -> dict[str, Any]:
     """Send one message back with another body or other headers."""
-    body, headers = asked.values.get("body"), asked.values.get("headers") or {}
+    body, headers = parameters.values.get("body"), parameters.values.get("headers") or {}
     if body is not None and not isinstance(body, str):
-        raise InvalidInputError("the body is not text")
+        raise InvalidInputError(f"body is of the type {type(body).__name__}: give a string")
     if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
-        raise InvalidInputError("the headers are not texts")
-    message_id = await _queue(site, asked).edit(
-        asked.required("id"),
+        raise InvalidInputError("headers is not an object whose values are strings: give one")
+    message_id = await _queue(site, parameters).edit(
+        parameters.required("id"),
         body=None if body is None else body.encode(),
         headers=headers,
-        without=frozenset(asked.texts("without")),
-        to=asked.text("to"),
+        without=frozenset(parameters.texts("without")),
+        to=parameters.text("to"),
     )
     return {"message_id": message_id}
 
 
-async def operations(site: Site, _: Asked) -> dict[str, Any]:
-    """The operations since the console started, the latest first."""
+async def operations(site: Site, _: Parameters) -> dict[str, Any]:
+    """The operations that are running, and the latest ones that have ended."""
     return {"operations": [one.to_dict() for one in site.operations.list()]}
 
 
-async def stop(site: Site, asked: Asked) -> dict[str, Any]:
+async def stop(site: Site, parameters: Parameters) -> dict[str, Any]:
     """Stop an operation. What was processed stays processed, and the rest stays in the queue."""
-    return (await site.operations.stop(asked.required("id"))).to_dict()
+    return (await site.operations.stop(parameters.required("id"))).to_dict()
 
 
-def selection_of(asked: Asked) -> Selection:
+def selection_of(parameters: Parameters) -> Selection:
     """The conditions in a request.
 
     Raises:
         InvalidInputError: a condition is invalid.
     """
-    given: dict[str, Any] = {name: value for name in _CONDITIONS if (value := asked.text(name)) is not None}
-    return Selection(ids=frozenset(asked.texts("ids")), queue=asked.text("failed_on"), **given)
+    given: dict[str, Any] = {name: value for name in _CONDITIONS if (value := parameters.text(name)) is not None}
+    return Selection(ids=frozenset(parameters.texts("ids")), queue=parameters.text("failed_on"), **given)
 
 
-def _over(asked: Asked) -> str | None:
+def _over(parameters: Parameters) -> str | None:
     """The time over which messages are spread; None for all at once.
 
     Raises:
         InvalidInputError: it is not a delay.
     """
-    over = asked.text("over")
+    over = parameters.text("over")
     if over is not None:
         parse_delay(over)
     return over
 
 
-_Act = Callable[[ErrorQueue, Selection, RunningOperation], Awaitable[OperationResult]]
+_Act = Callable[[ErrorQueue, Selection, BackgroundOperation], Awaitable[OperationResult]]
 
 
-def _start(site: Site, asked: Asked, name: str, act: _Act) -> dict[str, Any]:
-    queue, selection = _queue(site, asked), selection_of(asked)
-    if selection.everything and not asked.flag("all"):
+def _start(site: Site, parameters: Parameters, name: str, act: _Act) -> dict[str, Any]:
+    queue, selection = _queue(site, parameters), selection_of(parameters)
+    if selection.everything and not parameters.flag("all"):
         raise InvalidInputError("no condition was given: choose some messages, or all of them")
 
-    async def work(running: RunningOperation) -> dict[str, Any]:
+    async def work(running: BackgroundOperation) -> dict[str, Any]:
         try:
             return (await act(queue, selection, running)).to_dict()
         except (asyncio.CancelledError, BideError):
@@ -190,11 +196,11 @@ def _start(site: Site, asked: Asked, name: str, act: _Act) -> dict[str, Any]:
                 running.result = queue.interrupted.to_dict()
             raise
 
-    return site.operations.start(name, queue.queue, _text(selection, _over(asked)), work).to_dict()
+    return site.operations.start(name, queue.queue, _text(selection, _over(parameters)), work).to_dict()
 
 
 def _text(selection: Selection, over: str | None) -> str:
-    """The conditions and the pace for people."""
+    """The conditions and the pace as text, for the list of operations."""
     given = selection.to_dict()
     if ids := given.pop("ids", None):
         given["messages"] = ids[0] if len(ids) == 1 else quantity(len(ids), "message")
@@ -202,8 +208,8 @@ def _text(selection: Selection, over: str | None) -> str:
     return chosen if over is None else f"{chosen}, over {over}"
 
 
-def _queue(site: Site, asked: Asked) -> ErrorQueue:
-    return site.error_queue(asked.text("queue") or "error", asked.operator)
+def _queue(site: Site, parameters: Parameters) -> ErrorQueue:
+    return site.error_queue(parameters.text("queue") or "error", parameters.operator)
 
 
 def _summary(one: FailedMessage) -> dict[str, Any]:
@@ -222,8 +228,8 @@ def _summary(one: FailedMessage) -> dict[str, Any]:
     }
 
 
-def whole(one: FailedMessage) -> dict[str, Any]:
-    """Everything that is known about a failed message."""
+def values_of(one: FailedMessage) -> dict[str, Any]:
+    """Everything that is known about a failed message, as JSON values."""
     return {
         **_summary(one),
         "endpoint": one.endpoint,
@@ -237,9 +243,9 @@ def whole(one: FailedMessage) -> dict[str, Any]:
         "schedule_id": one.schedule_id,
         "exchange": one.exchange,
         "routing_key": one.routing_key,
-        "deaths": plain(one.deaths),
-        "headers": plain(one.headers),
-        "properties": {name: plain(value) for name, value in one.values.items() if name != "headers"},
+        "deaths": json_value(one.deaths),
+        "headers": json_value(one.headers),
+        "properties": {name: json_value(value) for name, value in one.values.items() if name != "headers"},
         "body": body_of(one.body),
     }
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bide.console import failures, schedules
-from bide.console.asked import Asked
 from bide.console.gates import gates_of
+from bide.console.parameters import Parameters
 from bide.console.site import Site
 from bide.console.tap_records import TapRecord
 from bide.console.taps import TAPS, IndexedTap, ask_index
@@ -16,18 +16,18 @@ from bide.errors import BideError, InvalidInputError, ManagementApiError, NotFou
 from bide.schedules.names import partition_of
 
 _BROWSED: Final = 20_000
-"""Messages of a queue that are looked through."""
+"""The maximum number of messages of a queue that is searched."""
 
 
-async def find(site: Site, asked: Asked) -> dict[str, Any]:
-    """Look for a key or an id: what waits under the key, in the streams of the taps, and in queues of failed messages.
+async def find(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """Look for a key in the index of the gates, and for a message id in the streams of the taps and in error queues.
 
-    The answer says for each place whether it was looked at.
+    The answer lists the places, and says for each of them whether it was searched.
     """
-    text = asked.required("text").strip()
+    text = parameters.required("text").strip()
     schedule, under_gate = await _schedule(site, text)
-    tapped = await in_taps(site, asked)
-    failed, browsed = await _failed(site, text, asked.operator)
+    tapped = await in_taps(site, parameters)
+    failed, browsed = await _failed(site, text, parameters.operator)
     return {
         "text": text,
         "schedule": schedule,
@@ -37,9 +37,9 @@ async def find(site: Site, asked: Asked) -> dict[str, Any]:
     }
 
 
-async def in_taps(site: Site, asked: Asked) -> dict[str, Any]:
-    """Look for an id in the streams of the taps, with ``older`` among older messages too."""
-    text, older = asked.required("text").strip(), asked.flag("older")
+async def in_taps(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """Look for a message id in the streams of the taps. With ``older``, older messages are read first."""
+    text, older = parameters.required("text").strip(), parameters.flag("older")
     scheduled, delivered = [
         await ask_index(site, which, lambda index, address: index.find(address, text), older=older) for which in TAPS
     ]
@@ -58,7 +58,7 @@ async def _schedule(site: Site, key: str) -> tuple[dict[str, Any] | None, dict[s
     if not gates["ok"]:
         return None, _place(place, looked=False, note=gates["why"])
     try:
-        found = await schedules.details(site, Asked(values={"key": key}))
+        found = await schedules.details(site, Parameters(values={"key": key}))
     except NotFoundError:
         return None, _place(place, looked=True, note="exact: nothing waits under this key")
     except InvalidInputError as error:
@@ -74,7 +74,7 @@ async def _failed(site: Site, text: str, operator: str) -> tuple[list[dict[str, 
             _place(
                 f"queue {one.queue.name}",
                 looked=False,
-                note=f"it has {one.messages:,} messages: search it by bide errors",
+                note=f"it has {one.messages:,} messages, the limit is {_BROWSED:,}: search it with 'bide errors show'",
             )
             for one in listed
             if failures.is_likely(one) and (one.messages or 0) > _BROWSED
@@ -92,7 +92,7 @@ async def _failed(site: Site, text: str, operator: str) -> tuple[list[dict[str, 
         except BideError as error:
             places.append(_place(f"queue {name}", looked=False, note=str(error)))
         else:
-            found.append({**failures.whole(message), "in": name})
+            found.append({**failures.values_of(message), "in": name})
             places.append(_place(f"queue {name}", looked=True, note="exact", found=True))
     return found, places
 
@@ -107,7 +107,7 @@ def _tap_place(tap: IndexedTap[TapRecord | None]) -> dict[str, Any]:
 
 
 def _tap_values(site: Site, sent: TapRecord | None, arrived: TapRecord | None) -> dict[str, Any]:
-    """What the taps saw, and the hops in between, which are computed."""
+    """The times at which the taps saw a message, and its hops in between, which are computed."""
     known = sent or arrived
     assert known is not None
     values: dict[str, Any] = {
@@ -133,13 +133,13 @@ def _target(text: str | None) -> Target | None:
     return QueueTarget(name) if kind == "q" else ExchangeTarget(name, "#")
 
 
-def _hops(site: Site, delay: int, target: Target, begun: int, now: int, *, is_over: bool) -> list[dict[str, Any]]:
+def _hops(site: Site, delay: int, target: Target, sent: int, now: int, *, is_over: bool) -> list[dict[str, Any]]:
     try:
         steps = site.infrastructure.steps(delay * MILLISECOND, target)
     except BideError:
         return []
     hops: list[dict[str, Any]] = []
-    at = begun
+    at = sent
     for one in steps:
         waits = one.dead_letter_to is not None
         length = one.delay // MILLISECOND if waits else 0

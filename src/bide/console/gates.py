@@ -1,4 +1,4 @@
-"""Gates at work, as the query queues of the schedule log show them."""
+"""The number of partitions that gates lead, from the consumers of their query queues."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from bide.topology import Queue
 
 
 async def gates_of(site: Site) -> dict[str, Any]:
-    """How many partitions gates lead, and whether to ask them: without a gate, questions would wait for their timeout.
+    """The number of partitions that gates lead, and whether to ask them anything.
 
-    ``{"led": 8, "of": 8, "ok": true, "why": ""}``
+    Without a gate, a question would wait until its timeout. The values are
+    ``{"led": 8, "of": 8, "ok": true, "why": ""}``.
     """
     names = site.schedules.requests.names
     queues = [Queue(names.queries(number)) for number in range(PARTITIONS)]
@@ -27,10 +28,10 @@ async def gates_of(site: Site) -> dict[str, Any]:
         return _gates(0, "there is no schedule log on this virtual host: the first schedule declares it")
     led = sum(1 for one in answers if not isinstance(one, BrokerError) and one.consumer_count)
     if led < PARTITIONS:
-        return _gates(led, f"a gate leads {led} of {PARTITIONS} partitions: run 'bide gate --allow ...'")
+        return _gates(led, f"gates lead {led} of {PARTITIONS} partitions: run 'bide gate --allow ...'")
     return _gates(led, "")
 
 
 def _gates(led: int, why: str) -> dict[str, Any]:
-    # If only some are led, a gate is taking over the others, within seconds.
+    # If gates lead only some partitions, a gate takes over the others within seconds.
     return {"led": led, "of": PARTITIONS, "ok": led > 0, "why": why}

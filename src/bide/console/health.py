@@ -1,4 +1,4 @@
-"""View of what is stuck or undeliverable, each with the step that fixes it."""
+"""View of problems: the findings of ``bide delay verify``, and undeliverable messages."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bide.admin.apply import message_counts
 from bide.admin.verify import verify
-from bide.console.asked import Asked
+from bide.console.parameters import Parameters
 from bide.console.site import Site
 from bide.error_queues.undeliverable import resend as resend_messages
 from bide.errors import InvalidInputError
@@ -17,10 +17,10 @@ _COMMAND: Final = re.compile(r"'((?:bide|rabbitmqctl|rabbitmq-plugins) [^']+)'")
 _ORDER: Final = {"problem": 0, "warning": 1, "not checked": 2, "ok": 3}
 
 
-async def findings(site: Site, asked: Asked) -> dict[str, Any]:
-    """What ``bide delay verify`` finds, problems first, each with the commands that it names."""
+async def findings(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """The findings of ``bide delay verify``, problems first, each with the commands that its text names."""
     report = await verify(await site.connection(), site.infrastructure, site.api)
-    texts = [asked.advise(one.text) for one in report.findings]
+    texts = [parameters.advise(one.text) for one in report.findings]
     rows = [
         {**one.to_dict(), "text": text, "commands": _COMMAND.findall(text)}
         for one, text in zip(report.findings, texts, strict=True)
@@ -35,19 +35,19 @@ async def findings(site: Site, asked: Asked) -> dict[str, Any]:
     }
 
 
-async def undeliverable(site: Site, _: Asked) -> dict[str, Any]:
+async def undeliverable(site: Site, _: Parameters) -> dict[str, Any]:
     """The undeliverable queues that exist, with their numbers of messages."""
     names = (site.infrastructure.undeliverable, site.schedules.requests.names.undeliverable)
     counts = await message_counts(await site.connection(), [Queue(name) for name in names])
     return {"queues": [{"name": name, "messages": count} for name, count in counts.items()]}
 
 
-async def resend(site: Site, asked: Asked) -> dict[str, Any]:
-    """Send the messages of an undeliverable queue to their targets, as far as the patterns allow them."""
-    queue, allow = asked.required("queue"), asked.texts("allow")
+async def resend(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """Send the messages of an undeliverable queue to their targets, if a pattern allows the target."""
+    queue, allow = parameters.required("queue"), parameters.texts("allow")
     if not allow:
         raise InvalidInputError("no target is allowed: give patterns such as orders.*")
-    async with site.recorded("resend", queue, asked.operator, {"allow": list(allow)}) as record:
+    async with site.recorded("resend", queue, parameters.operator, {"allow": list(allow)}) as record:
         result = await resend_messages(site.client, allow=allow, queue=queue, management_url=site.management_url)
         values = {"sent": result.sent, "kept": dict(result.kept)}
         record |= values

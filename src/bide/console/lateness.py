@@ -6,20 +6,20 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any, Final
 
-from bide.console.asked import Asked
+from bide.console.parameters import Parameters
 from bide.console.site import Site
 from bide.console.tap_index import MAX_READ
 from bide.console.taps import read_tap
 from bide.durations import to_milliseconds
 
 _MINUTE: Final = 60_000
-_MINUTES: Final = 60
+_DEFAULT_MINUTES: Final = 60
 _MAX_MINUTES: Final = 24 * 60
 
 
-async def lateness(site: Site, asked: Asked) -> dict[str, Any]:
+async def lateness(site: Site, parameters: Parameters) -> dict[str, Any]:
     """The lateness of delayed messages by minute. Only messages that passed the tap are counted."""
-    minutes = asked.number("minutes", lowest=1, highest=_MAX_MINUTES) or _MINUTES
+    minutes = parameters.number("minutes", lowest=1, highest=_MAX_MINUTES) or _DEFAULT_MINUTES
     now = to_milliseconds(site.client.now())
     since = (now // _MINUTE - minutes + 1) * _MINUTE
     found = await read_tap(site, "delivered", since=since)
@@ -50,5 +50,5 @@ async def lateness(site: Site, asked: Asked) -> dict[str, Any]:
 
 
 def percentile(ordered: Sequence[int], percent: int) -> int:
-    """The smallest of the ordered values that this many percent of them do not exceed."""
+    """The nearest-rank percentile: the smallest of the sorted values that ``percent`` % of them do not exceed."""
     return ordered[max(-(-len(ordered) * percent // 100), 1) - 1]

@@ -1,4 +1,4 @@
-"""Operations that run for a while: progress, stop, result."""
+"""Operations on failed messages in the background: progress, stop, result."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from bide.runtime.logs import logger
 log = logger(__name__)
 
 _KEPT: Final = 50
-"""Operations that are listed after their end."""
+"""The maximum number of ended operations that are listed."""
 
 _MAX_RUNNING: Final = 8
+"""The maximum number of operations that run at the same time."""
 
 State = Literal["running", "done", "stopped", "failed"]
-Work = Callable[["RunningOperation"], Awaitable[dict[str, Any]]]
+Work = Callable[["BackgroundOperation"], Awaitable[dict[str, Any]]]
 
 
 @dataclass(slots=True, kw_only=True)
-class RunningOperation:
-    """An operation.
+class BackgroundOperation:
+    """An operation, also after its end.
 
     Attributes:
         id: its number.
         name: what it does: ``retry``.
         queue: the queue whose messages it processes.
-        text: what was chosen, for people.
-        done: number of finished messages.
+        text: the chosen messages and the pace, as text.
+        done: number of processed messages.
         total: number of messages; 0 before they were counted.
-        result: the result, also of an operation that was stopped.
-        error: why it failed.
+        result: the result; of an operation that was stopped or failed, the result until then.
+        error: the text of the error if it failed.
     """
 
     id: str
@@ -53,7 +54,7 @@ class RunningOperation:
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
     def progress(self, done: int, total: int) -> None:
-        """Note how far it is."""
+        """Record the progress."""
         self.done, self.total = done, total
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,14 +78,15 @@ class Operations:
     """The operations of a virtual host."""
 
     def __init__(self) -> None:
-        self._all: dict[str, RunningOperation] = {}
+        self._all: dict[str, BackgroundOperation] = {}
         self._numbers = itertools.count(1)
 
-    def start(self, name: str, queue: str, text: str, work: Work) -> RunningOperation:
+    def start(self, name: str, queue: str, text: str, work: Work) -> BackgroundOperation:
         """Start an operation.
 
         Args:
-            work: does it, reports progress, and returns the result. If it is cancelled, it may set ``result``.
+            work: runs the operation, reports its progress, and returns its result. If it is cancelled or fails, it may
+                set ``result`` before.
 
         Raises:
             InvalidInputError: an operation on the queue is running, or too many are.
@@ -94,7 +96,7 @@ class Operations:
             raise InvalidInputError(f"an operation on {queue!r} is running: wait until it ends, or stop it")
         if len(running) >= _MAX_RUNNING:
             raise InvalidInputError(f"{len(running)} operations are running: wait until one ends, or stop one")
-        found = RunningOperation(id=str(next(self._numbers)), name=name, queue=queue, text=text)
+        found = BackgroundOperation(id=str(next(self._numbers)), name=name, queue=queue, text=text)
         self._all[found.id] = found
         ended = [one.id for one in self._all.values() if one.state != "running"]
         for one in ended[: max(len(ended) - _KEPT, 0)]:
@@ -102,20 +104,20 @@ class Operations:
         found.task = asyncio.create_task(_run(found, work))
         return found
 
-    async def stop(self, name: str) -> RunningOperation:
-        """Stop an operation, and wait for its end. What was processed stays processed.
+    async def stop(self, number: str) -> BackgroundOperation:
+        """Stop an operation, and wait for its end. Messages that were processed stay processed.
 
         Raises:
             NotFoundError: there is no such operation.
         """
-        found = self._all.get(name)
+        found = self._all.get(number)
         if found is None or found.task is None:
-            raise NotFoundError(f"there is no operation {name!r}")
+            raise NotFoundError(f"there is no operation {number!r}")
         found.task.cancel()
         await asyncio.wait([found.task])
         return found
 
-    def list(self) -> list[RunningOperation]:
+    def list(self) -> list[BackgroundOperation]:
         """The operations, the latest first."""
         return [*reversed(self._all.values())]
 
@@ -128,7 +130,7 @@ class Operations:
             await asyncio.wait(tasks)
 
 
-async def _run(found: RunningOperation, work: Work) -> None:
+async def _run(found: BackgroundOperation, work: Work) -> None:
     try:
         found.result = await work(found)
         found.state = "done"

@@ -7,12 +7,12 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Final
 
-from bide.client.schedule_result import FilterResult, ScheduleResult, ScheduleView
-from bide.console.asked import Asked
+from bide.client.schedule_result import FilterResult, ScheduleOutcome, ScheduleResult, ScheduleView
 from bide.console.gates import gates_of
+from bide.console.parameters import Parameters
 from bide.console.site import Site
-from bide.console.values import body_of, iso, plain
-from bide.console.waiting import conditions
+from bide.console.values import body_of, iso, json_value
+from bide.console.waiting import filter_of
 from bide.durations import from_milliseconds, parse_due_time, to_milliseconds
 from bide.errors import BideError, InvalidInputError, NoGateAnswerError, NotFoundError
 from bide.schedules.entries import WaitingSchedule
@@ -23,10 +23,16 @@ from bide.schedules.records import Action, AddSchedule
 from bide.schedules.recurrence import Recurrence
 
 _PAGE: Final = 50
+"""The maximum number of schedules on a page of the list."""
+
 _RUNS: Final = 5
+"""The number of next runs in the details of a schedule."""
+
 _LISTED_RUNS: Final = 3
-_FAR: Final = 253_402_300_799_000
-"""The end of the year 9999: no gate reaches it."""
+"""The number of next runs of each schedule in the list."""
+
+_NEVER: Final = 253_402_300_799_000
+"""The end of the year 9999, in milliseconds since the Unix epoch: no gate reaches this due time."""
 
 _ACTIONS: Final[dict[str, Action]] = {
     "cancel": "cancel",
@@ -37,16 +43,16 @@ _ACTIONS: Final[dict[str, Action]] = {
 }
 
 
-async def listing(site: Site, asked: Asked) -> dict[str, Any]:
-    """A page of schedules in the order of keys, with the number of all that match."""
+async def listing(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """A page of schedules in the order of keys, and the number of all that match, unless only recurring ones do."""
     gates = await gates_of(site)
     if not gates["ok"]:
         return {"gates": gates}
-    chosen, is_recurring = conditions(asked), asked.flag("recurring")
+    chosen, is_recurring = filter_of(parameters), parameters.flag("recurring")
     found: list[dict[str, Any]] = []
     has_more = False
     async with aclosing(
-        site.schedules.entries(chosen, after=asked.text("after"), is_recurring=is_recurring)
+        site.schedules.entries(chosen, after=parameters.text("after"), is_recurring=is_recurring)
     ) as entries:
         async for one in entries:
             if len(found) == _PAGE:
@@ -57,9 +63,12 @@ async def listing(site: Site, asked: Asked) -> dict[str, Any]:
     return {"gates": gates, "schedules": found, "count": count, "after": found[-1]["key"] if has_more else None}
 
 
-async def count(site: Site, asked: Asked) -> dict[str, Any]:
-    """The number of schedules that match, and how many of these are paused; None if the gates cannot count those."""
-    chosen = conditions(asked)
+async def count(site: Site, parameters: Parameters) -> dict[str, Any]:
+    """The number of schedules that match, and of the paused ones among them.
+
+    The second number is None if the gates are of an earlier release, which cannot count paused schedules.
+    """
+    chosen = filter_of(parameters)
     count, paused = await asyncio.gather(
         site.schedules.count(chosen), site.schedules.count(chosen, is_paused=True), return_exceptions=True
     )
@@ -70,76 +79,78 @@ async def count(site: Site, asked: Asked) -> dict[str, Any]:
     return {"count": count, "paused": None if isinstance(paused, NoGateAnswerError) else paused}
 
 
-async def details(site: Site, asked: Asked) -> dict[str, Any]:
+async def details(site: Site, parameters: Parameters) -> dict[str, Any]:
     """Everything that is known about the schedule of a key.
 
     Raises:
         NotFoundError: nothing waits.
     """
-    key = asked.required("key")
+    key = parameters.required("key")
     found = await site.client.scheduled(key)
     if found is None:
         raise NotFoundError(f"nothing waits under the key {key!r}")
     return {
         **_values(found, runs=_RUNS),
         "under_way": list(found.under_way),
-        "recurrence": plain(found.recurrence),
-        "headers": plain(found.headers),
-        "properties": {name: plain(value) for name, value in found.properties.items() if name != "headers"},
+        "recurrence": json_value(found.recurrence),
+        "headers": json_value(found.headers),
+        "properties": {name: json_value(value) for name, value in found.properties.items() if name != "headers"},
         "body": body_of(found.body or b""),
         "partition": partition_of(key),
     }
 
 
-async def change(site: Site, asked: Asked) -> dict[str, Any]:
+async def change(site: Site, parameters: Parameters) -> dict[str, Any]:
     """Cancel, move, pause, resume or run the schedule of a key, if it still has the version that the page showed."""
-    action, key = _action(asked), check_key(asked.required("key"))
-    times = _times(asked) if action == "move" else {}
+    action, key = _action(parameters), check_key(parameters.required("key"))
+    times = _times(parameters) if action == "move" else {}
     details = {"key": key, **times}
     queue = site.schedules.requests.names.operations
-    async with site.recorded(f"{action} schedule", queue, asked.operator, details) as record:
-        result = await site.schedules.change(action, key, if_version=asked.text("version"), **times)
+    async with site.recorded(f"{action} schedule", queue, parameters.operator, details) as record:
+        result = await site.schedules.change(action, key, if_version=parameters.text("version"), **times)
         record |= _result(result)
     return _result(result)
 
 
-async def change_all(site: Site, asked: Asked) -> dict[str, Any]:
+async def change_all(site: Site, parameters: Parameters) -> dict[str, Any]:
     """Cancel, move, pause, resume or run all schedules that match. At least one condition, or ``all``, is needed."""
-    action, chosen = _action(asked), conditions(asked)
+    action, chosen = _action(parameters), filter_of(parameters)
     given = {
-        name: asked.text(name)
+        name: parameters.text(name)
         for name in ("prefix", "to", "exchange", "due_from", "due_before")
-        if asked.text(name) is not None
+        if parameters.text(name) is not None
     }
-    if not given and not asked.flag("all"):
+    if not given and not parameters.flag("all"):
         raise InvalidInputError("no condition was given: choose some schedules, or all of them")
-    times = _times(asked) if action == "move" else {}
+    times = _times(parameters) if action == "move" else {}
     queue = site.schedules.requests.names.operations
-    async with site.recorded(f"{action} schedules", queue, asked.operator, {"selection": given, **times}) as record:
+    async with site.recorded(
+        f"{action} schedules", queue, parameters.operator, {"selection": given, **times}
+    ) as record:
         if action == "move":
             result = await site.schedules.move_all(chosen, delay=times.get("delay"), deliver_at=times.get("deliver_at"))
         else:
             result = await site.schedules.change_all(action, chosen)
-        record |= {"outcome": result.outcome.value, "count": result.count}
+        record |= _filter_result(result)
     return _filter_result(result)
 
 
-async def edit(site: Site, asked: Asked) -> dict[str, Any]:
+async def edit(site: Site, parameters: Parameters) -> dict[str, Any]:
     """Store a schedule again with another body or rule. Properties, headers and target stay as they are."""
-    key, version = check_key(asked.required("key")), asked.required("version")
-    body, every = asked.values.get("body"), asked.text("every")
+    key, version = check_key(parameters.required("key")), parameters.required("version")
+    body, every = parameters.values.get("body"), parameters.text("every")
     if body is not None and not isinstance(body, str):
-        raise InvalidInputError("the body is not text")
+        raise InvalidInputError(f"body is of the type {type(body).__name__}: give a string")
     if body is None and every is None:
         raise InvalidInputError("nothing would change: give another body or another rule")
     answer = await site.schedules.requests.ask(partition_of(key), f"the question for {key!r}", KeyQuestion(key=key))
     found = next(iter(answer.waiting), None)
     if found is None:
         raise NotFoundError(f"nothing waits under the key {key!r}")
-    new = _edited(site, found, body, every, asked.text("time_zone"))
+    new = _edited(site, found, body, every, parameters.text("time_zone"))
     queue = site.schedules.requests.names.operations
     given = {"key": key, "every": every, "body": body is not None}
-    async with site.recorded("edit schedule", queue, asked.operator, given) as record:
+    async with site.recorded("edit schedule", queue, parameters.operator, given) as record:
         outcome, version_now = await _store(site, found, new, version)
         record |= {"outcome": outcome, "version": version_now}
     return {"key": key, "outcome": outcome, "version": version_now}
@@ -148,7 +159,7 @@ async def edit(site: Site, asked: Asked) -> dict[str, Any]:
 def _edited(
     site: Site, found: WaitingSchedule, body: str | None, every: str | None, time_zone: str | None
 ) -> WaitingSchedule:
-    """The schedule with another body, or with another rule and its first run from now on."""
+    """The schedule with another body, another rule, or both. The first run of another rule is after now."""
     if body is not None:
         found = replace(found, message=ScheduledMessage(found.message.properties, body.encode()))
     if every is None:
@@ -162,15 +173,15 @@ def _edited(
     )
     nominal = rule.after(to_milliseconds(now))
     if nominal is None:
-        raise InvalidInputError(f"the rule {every!r} has no run before the last run of this schedule")
+        raise InvalidInputError(f"the rule {every!r} has no run before this schedule ends: give another rule")
     return replace(found, recurrence=rule.spec(), nominal=nominal, due=nominal)
 
 
 async def _store(site: Site, old: WaitingSchedule, new: WaitingSchedule, version: str) -> tuple[str, str | None]:
-    """Replace a schedule if it has a version; returns the outcome and the version that waits.
+    """Replace a schedule if it has this version; returns the outcome and the version that waits.
 
-    What is stored is not paused. So a paused schedule gets a due time that no gate reaches, is paused, and moved to its
-    due time.
+    A schedule that is stored is not paused. Therefore the replacement of a paused schedule is stored with a due time
+    that no gate reaches, then paused, then moved to its due time.
     """
     has_new_rule = new.recurrence is not old.recurrence
 
@@ -184,7 +195,7 @@ async def _store(site: Site, old: WaitingSchedule, new: WaitingSchedule, version
             target=new.target,
             routing_key=new.routing_key,
             nominal=new.nominal,
-            due=_FAR if old.is_paused else due,
+            due=_NEVER if old.is_paused else due,
             recurrence=new.recurrence,
             if_version=version,
             message=new.message,
@@ -197,24 +208,26 @@ async def _store(site: Site, old: WaitingSchedule, new: WaitingSchedule, version
     if answer.outcome != "scheduled" or not old.is_paused:
         return answer.outcome, answer.version
     paused = await site.schedules.change("pause", new.key, if_version=answer.version)
+    if paused.outcome is not ScheduleOutcome.PAUSED:
+        return paused.outcome.value, paused.version
     due = from_milliseconds(new.due)
     assert due is not None
     moved = await site.schedules.change("move", new.key, if_version=paused.version, deliver_at=due)
-    return "scheduled", moved.version
+    return "scheduled" if moved.outcome is ScheduleOutcome.MOVED else moved.outcome.value, moved.version
 
 
-def _action(asked: Asked) -> Action:
-    name = asked.required("action")
+def _action(parameters: Parameters) -> Action:
+    name = parameters.required("action")
     if name not in _ACTIONS:
         raise InvalidInputError(f"the action {name!r} is unknown: give one of {', '.join(_ACTIONS)}")
     return _ACTIONS[name]
 
 
-def _times(asked: Asked) -> dict[str, str]:
-    """The new time: a delay, or a due time."""
-    given = {name: value for name in ("delay", "deliver_at") if (value := asked.text(name)) is not None}
+def _times(parameters: Parameters) -> dict[str, str]:
+    """The new time: either a delay or a due time."""
+    given = {name: value for name in ("delay", "deliver_at") if (value := parameters.text(name)) is not None}
     if len(given) != 1:
-        raise InvalidInputError("a new time is needed: give a delay such as 2h, or a due time")
+        raise InvalidInputError("one new time is needed: give either a delay such as 2h, or a due time")
     if "deliver_at" in given:
         parse_due_time(given["deliver_at"])
     return given
@@ -225,7 +238,7 @@ def _result(result: ScheduleResult) -> dict[str, Any]:
 
 
 def _filter_result(result: FilterResult) -> dict[str, Any]:
-    return {"outcome": result.outcome.value, "count": result.count}
+    return {"outcome": result.outcome.value, "count": result.count, "forgotten": list(result.forgotten)}
 
 
 def _values(one: ScheduleView, *, runs: int) -> dict[str, Any]:

@@ -21,7 +21,7 @@ POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""The content security policy. No script can be made of text, so that texts of messages stay texts."""
+"""The content security policy. It allows no script made from text, so that texts of messages cannot run."""
 
 _HEADERS: Final = {
     "content-security-policy": POLICY,
@@ -72,19 +72,19 @@ class Guard:
     def _refuse(self, scope: Scope) -> tuple[int, str] | None:
         """Why a request is refused, with the status; None if it may pass."""
         headers, access = Headers(scope=scope), self._access
-        # A page of another host whose name was made to lead to this machine sends that name.
+        # A page that reaches this machine by DNS rebinding sends the name of its own host.
         if headers.get("host", "").lower() not in access.hosts:
             return 421, f"this console is at {access.origins[0]}"
         if scope["method"] not in _SAFE:
             if (why := self._cross_site(headers)) is not None:
                 return 403, why
             if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-                return 415, "the body of a request is JSON"
+                return 415, "the content type of the request is not application/json: send JSON"
         if not scope["path"].startswith(API):
             return None
         user = identify(headers, access)
         if user is None:
-            return self._unknown(headers)
+            return self._refuse_user(headers)
         scope["bide.user"] = user
         if scope["method"] not in _SAFE:
             if not hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), csrf_token(access, user).encode()):
@@ -93,28 +93,34 @@ class Guard:
                 return 403, "this console is read-only: start it without --read-only to change something"
         return None
 
-    def _unknown(self, headers: Headers) -> tuple[int, str]:
+    def _refuse_user(self, headers: Headers) -> tuple[int, str]:
+        """Why a request without an allowed user is refused, with the status."""
         proxy = self._access.proxy
         if proxy is None:
             return 401, "sign in with the token that 'bide console' printed"
-        if not headers.get(proxy.user_header):
-            return 401, f"the proxy sent no header {proxy.user_header}"
-        return 403, "this user may not use the console: add the user with --allow-user"
+        users = headers.getlist(proxy.user_header)
+        if not any(users):
+            return 401, f"the request has no user in the header {proxy.user_header}: let the proxy set it"
+        if len(users) > 1:
+            return 403, (
+                f"the request has {len(users)} headers {proxy.user_header}: let the proxy remove those of the browser"
+            )
+        return 403, f"the user {users[0]!r} may not use the console: allow this user with --allow-user"
 
     def _cross_site(self, headers: Headers) -> str | None:
         """Why a change may come from a page of another site; None if it does not."""
         origin = headers.get("origin")
         if origin is not None and origin.lower() not in self._access.origins:
-            return "the request comes from another site"
+            return f"the request comes from a page of another site: use the page at {self._access.origins[0]}"
         if headers.get("sec-fetch-site", "same-origin") != "same-origin":
-            return "the request comes from another site"
+            return f"the request comes from a page of another site: use the page at {self._access.origins[0]}"
         return None
 
 
 def identify(headers: Headers, access: Access) -> str | None:
-    """The user of a request; None without access. On this machine, the holder of the token is the user ''."""
+    """The user of a request; None without access. Without a proxy, a browser with the session cookie is the user ''."""
     if access.proxy is not None:
-        # Several headers with users are a sign that the proxy lets those of browsers pass.
+        # A second header means that the proxy passes on the one of the browser, which can name any user.
         users = headers.getlist(access.proxy.user_header)
         return users[0] if len(users) == 1 and users[0] and access.proxy.allows(users[0]) else None
     cookies: SimpleCookie = SimpleCookie()
@@ -128,14 +134,14 @@ def identify(headers: Headers, access: Access) -> str | None:
 
 
 def session_cookie(access: Access, token: str) -> str | None:
-    """The cookie for a browser that sends the token; None for another token."""
+    """The session cookie for a browser that sends the token; None if the token is wrong, or behind a proxy."""
     if access.proxy is not None or not hmac.compare_digest(token.encode(errors="replace"), access.token.encode()):
         return None
     return f"{cookie_name(access)}={_signed(access, 'session')}; HttpOnly; SameSite=Strict; Path=/"
 
 
 def cookie_name(access: Access) -> str:
-    """The name of the cookie. Browsers do not separate cookies by port, so the name has the port."""
+    """The name of the session cookie. It contains the port, because browsers do not separate cookies by port."""
     return f"bide-console-{access.port}"
 
 

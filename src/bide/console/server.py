@@ -20,11 +20,11 @@ _HOST: Final = "127.0.0.1"
 
 
 class _Server(uvicorn.Server):
-    """A server whose signals are handled by the command."""
+    """A server that leaves signals to the command."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Capture none."""
+        """Capture no signals."""
         yield
 
 
@@ -39,18 +39,19 @@ async def serve(
     """Serve the console until an event is set.
 
     Args:
-        access: with the port 0, a free port is taken.
-        advise: turns the advice of errors and findings for programs into that for people.
-        started: called with the port in use when the console can be opened.
+        access: who may use the console, and the port; 0 takes a free port.
+        started: called with the settings and the port in use, when a browser can open the console.
+        stopping: ends the console when it is set.
+        advise: rewrites the texts of errors and findings, to name commands and options instead of Python calls.
 
     Raises:
         BrokerError: a broker cannot be reached.
-        InvalidInputError: the port is in use.
+        InvalidInputError: the port cannot be used.
     """
     listener = _listen(access.port)
     with listener:
         access = replace(access, port=listener.getsockname()[1])
-        # Not in the lifespan of the application: the server would log errors with tracebacks.
+        # In the lifespan of the application, uvicorn would log connection errors with tracebacks.
         async with AsyncExitStack() as stack:
             for one in sites:
                 await stack.enter_async_context(one)

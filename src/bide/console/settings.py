@@ -1,4 +1,4 @@
-"""Settings of a console: who may use it, and for what."""
+"""Access settings of the console: port, token, read-only mode, proxy."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _HEADER: Final = re.compile(r"[A-Za-z0-9-]{1,100}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyAccess:
-    """Access through a proxy, which signs users in.
+    """Access through a proxy that signs users in.
 
     Attributes:
         origin: the address in the browser: ``https://bide.example.org``.
         user_header: the header in which the proxy sends the user.
-        users: the users who may use the console, or patterns of them.
+        users: the names of the users who may use the console; patterns such as ``*@example.org`` are allowed.
     """
 
     origin: str
@@ -54,14 +54,14 @@ class ProxyAccess:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """Who may use a console, and for what.
+    """Who may use a console, and whether they may change anything.
 
     Attributes:
         port: the port on this machine, which is part of the addresses in the browser.
         is_read_only: whether nothing can be changed.
         proxy: access through a proxy instead of the token.
-        token: signs in a browser on this machine.
-        secret: the key of the values in cookies and of CSRF tokens.
+        token: a browser that sends it gets the session cookie, unless there is a proxy.
+        secret: the key that signs the session cookie and the CSRF tokens.
     """
 
     port: int
@@ -84,5 +84,5 @@ class Access:
 
     @property
     def url(self) -> str:
-        """The address to open. The part behind ``#`` stays in the browser: it is not sent, and so in no log."""
+        """The address to open. Browsers do not send the part behind ``#``, so the token is in no log."""
         return f"{self.origins[0]}/" + ("" if self.proxy else f"#token={self.token}")

@@ -1,4 +1,4 @@
-"""One virtual host of a broker, as the console uses it."""
+"""Connections of the console to one virtual host of a broker."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bide.error_queues.operator_log import Audit, new_run
 from bide.management.api import ManagementApi
 
 _TIMEOUT: Final = timedelta(seconds=30)
-"""How long an answer of a gate may take."""
+"""The timeout of publishes, and of questions to gates."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class Site:
         stream_port: the port of the stream protocol; None for that of the environment, or the default.
         client: publishes, and asks the gates.
         api: the management API.
-        operations: the operations on failed messages.
+        operations: the operations on failed messages that are running or have ended.
         tap_indexes: the indexes of the taps, by stream.
     """
 
@@ -75,7 +75,7 @@ class Site:
             self.client = await stack.enter_async_context(
                 connect(url, infrastructure=self.infrastructure, declare=False, timeout=_TIMEOUT)
             )
-            # The variant for this broker has other headers.
+            # The client knows which variant this broker needs: headers depend on the release, and on .NET receivers.
             self.infrastructure = await self.client.infrastructure()
             self.api = await stack.enter_async_context(management_api(self.url, self.management_url))
             stack.push_async_callback(self._close_connection)
@@ -89,7 +89,7 @@ class Site:
         await self._stack.aclose()
 
     async def connection(self) -> Connection:
-        """A connection for looking at queues. It is opened again after it was lost.
+        """The connection for counts and checks. It is opened again if it was lost.
 
         Raises:
             BrokerError: the broker cannot be reached.
@@ -106,7 +106,7 @@ class Site:
             await connection.close()
 
     def error_queue(self, queue: str, operator: str) -> ErrorQueue:
-        """An error queue, with operations recorded as those of an operator."""
+        """An error queue whose operations are recorded with the name of the operator."""
         return ErrorQueue(self.client, queue, management_url=self.management_url, operator=operator)
 
     @asynccontextmanager
@@ -115,11 +115,12 @@ class Site:
     ) -> AsyncIterator[dict[str, object]]:
         """Record an operation before it begins, and its result afterwards.
 
-        The block puts the result into the dictionary that it gets. Without a result, as after an error, the record is
-        that it was interrupted.
+        The block puts the result into the dictionary that it gets. If the block raises an error, the record says that
+        the operation was interrupted.
 
         Raises:
-            UnsupportedBrokerError: the operation cannot be recorded; the block does not run.
+            UnsupportedBrokerError: the operation cannot be recorded, and the block does not run.
+            BrokerError: the broker did not confirm a record. If it is the first one, the block does not run.
         """
         record = Audit(self.client, operation=operation, queue=queue, run=new_run(), operator=operator)
         await record.begin({name: value for name, value in details.items() if value is not None})

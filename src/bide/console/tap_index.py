@@ -14,27 +14,27 @@ from bide.streams.log import Address, StreamLogs
 from bide.streams.range_reader import OffsetRange
 
 MAX_READ: Final = 100_000
-"""Messages of a stream that are read for one request: some seconds."""
+"""The maximum number of messages of a stream that one request reads, which takes seconds."""
 
 MAX_INDEXED: Final = 1_000_000
-"""Messages in an index, about 60 bytes each."""
+"""The maximum number of messages in an index, about 60 bytes each."""
 
 
 class TapIndex:
-    """The latest messages of a stream. Each call of :meth:`read` adds those that are new, and older ones on request.
+    """An index of the latest messages of a stream. Each :meth:`read` adds the new ones and, on request, older ones.
 
-    It begins anew if the stream was replaced, or has got more new messages than are read at once. It keeps no message:
-    what is found by an id is read from the stream.
+    The index begins anew if the stream was replaced, or has got more new messages than one call reads. It contains no
+    messages: :meth:`find` reads the message from the stream.
 
     Args:
         stream: the name of the stream.
-        capacity: the largest number of messages.
-        at_once: the number of messages that one call reads.
+        capacity: the maximum number of messages.
+        at_once: the maximum number of new messages that one call reads, and of older ones.
 
     Attributes:
-        lock: hold it while you use the index, because each request has a thread of its own.
+        lock: hold it while you use the index, because each request uses the index in another thread.
         times: the due times of the messages, by target.
-        older: the number of offsets of the stream before those in the index.
+        older: the number of offsets of the stream before the index.
     """
 
     def __init__(self, stream: str, *, capacity: int = MAX_INDEXED, at_once: int = MAX_READ) -> None:
@@ -50,7 +50,7 @@ class TapIndex:
 
     @property
     def is_full(self) -> bool:
-        """Whether older messages have no room."""
+        """Whether there is no room for older messages."""
         return len(self) >= self._capacity
 
     @property
@@ -59,7 +59,10 @@ class TapIndex:
         return self._stored[0] if self._stored else None
 
     def read(self, address: Address, *, older: bool = False) -> None:
-        """Add the messages that are new, and as many older ones as are read at once.
+        """Add the new messages.
+
+        Args:
+            older: also add the latest of the messages before the index, unless it is full.
 
         Raises:
             TargetNotFoundError: the stream does not exist.
@@ -95,7 +98,10 @@ class TapIndex:
         return (self._offsets[one] for one in reversed(places))
 
     def _following(self, address: Address, end: int) -> list[TapRecord] | None:
-        """The messages behind the last one of the index; None if that one is not there any more."""
+        """The messages after the last one of the index.
+
+        None if they are too many, or if the last one is no longer in the stream.
+        """
         last = self._last
         if last is None or not last.offset < end <= last.offset + self._at_once:
             return None

@@ -1,4 +1,4 @@
-"""Records of the stream of a tap: messages as the tap saw them."""
+"""Records of the stream of a tap: id, due time and target of each message."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class TapRecord:
     """A message in the stream of a tap.
 
     Attributes:
-        offset: its offset.
+        offset: its offset in the stream.
         at: when the broker stored it, in milliseconds since the Unix epoch.
-        due: the due time in its header; None if it has none.
-        sent: when it was sent, by its header.
-        target: its target, by its header.
+        due: its due time, in milliseconds since the Unix epoch; None if it has no such header.
+        sent: when it was sent, in milliseconds since the Unix epoch; None if it has no such header.
+        target: its target, such as ``q:mail``; None if it has no such header.
     """
 
     offset: int
@@ -39,7 +39,7 @@ def records(address: Address, wanted: OffsetRange, *, since: int = 0) -> Iterato
     """Read the messages in a range of offsets, without those that cannot be decoded.
 
     Args:
-        since: leave out what was stored before this time, in milliseconds since the Unix epoch.
+        since: leave out chunks that were stored before this time, in milliseconds since the Unix epoch.
     """
     for chunk, first, last in read_range(address, wanted, fail_on_data_loss=False):
         if chunk.timestamp < since:

@@ -16,22 +16,22 @@ from bide.errors import BideError, TargetNotFoundError
 from bide.streams.log import DEFAULT_PORT, DEFAULT_TLS_PORT, Address, StreamLogs
 from bide.streams.range_reader import OffsetRange
 
-Which = Literal["scheduled", "delivered"]
+TapKind = Literal["scheduled", "delivered"]
 
-TAPS: Final[tuple[Which, Which]] = ("scheduled", "delivered")
+TAPS: Final[tuple[TapKind, TapKind]] = ("scheduled", "delivered")
 
 _Value = TypeVar("_Value")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TapRecords:
-    """What was read of a stream.
+    """The messages that were read from the stream of a tap.
 
     Attributes:
-        stream: its name.
+        stream: the name of the stream; empty if the layout has no taps.
         records: the messages in the order of the stream.
-        is_whole: whether all messages of the wanted time were read.
-        why: why nothing was read; empty if something was.
+        is_whole: whether all messages since the given time were read.
+        why: why the stream could not be read; empty if it was read.
     """
 
     stream: str
@@ -42,15 +42,15 @@ class TapRecords:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexedTap(Generic[_Value]):
-    """What the index of a tap has, and the answer that was taken from it.
+    """The size of the index of a tap, and an answer from the index.
 
     Attributes:
-        stream: the name of the stream.
-        number: the messages in the index, which are the latest ones of the stream.
-        since: when the first of them was stored, in milliseconds since the Unix epoch; None without one.
-        older: the number of messages of the stream before them, about.
-        is_full: whether the index has no room for older ones.
-        answer: the answer; None if there is no index.
+        stream: the name of the stream; empty if the layout has no taps.
+        number: the number of messages in the index: the latest ones of the stream.
+        since: when the first of them was stored, in milliseconds since the Unix epoch; None without messages.
+        older: the approximate number of messages of the stream before the index.
+        is_full: whether the index has no room for older messages.
+        answer: the result of the question; None if there is no index.
         why: why there is no index; empty if there is one.
     """
 
@@ -74,11 +74,11 @@ class IndexedTap(Generic[_Value]):
         }
 
 
-async def read_tap(site: Site, which: Which, *, since: int) -> TapRecords:
+async def read_tap(site: Site, which: TapKind, *, since: int) -> TapRecords:
     """The latest messages of a tap.
 
     Args:
-        since: read what was stored at this time or later, in milliseconds since the Unix epoch.
+        since: read messages that were stored at this time or later, in milliseconds since the Unix epoch.
     """
     stream = _stream(site, which)
     if stream is None:
@@ -90,12 +90,13 @@ async def read_tap(site: Site, which: Which, *, since: int) -> TapRecords:
 
 
 async def ask_index(
-    site: Site, which: Which, question: Callable[[TapIndex, Address], _Value], *, older: bool = False
+    site: Site, which: TapKind, question: Callable[[TapIndex, Address], _Value], *, older: bool = False
 ) -> IndexedTap[_Value]:
-    """Bring the index of a tap up to date, and take an answer from it.
+    """Bring the index of a tap up to date, and ask it a question.
 
     Args:
-        older: add older messages to the index, too.
+        question: called in a thread with the index, which is locked, and the address of the stream.
+        older: whether to add older messages to the index, too.
     """
     stream = _stream(site, which)
     if stream is None:
@@ -121,7 +122,7 @@ async def ask_index(
         return IndexedTap(stream=stream, why=_why(error))
 
 
-def _stream(site: Site, which: Which) -> str | None:
+def _stream(site: Site, which: TapKind) -> str | None:
     taps = site.infrastructure.taps()
     if taps is None:
         return None

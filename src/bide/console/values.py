@@ -1,4 +1,4 @@
-"""Values of messages as values of JSON."""
+"""Values of messages as JSON values."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from math import isfinite
 from typing import Any, Final
 
 MAX_BODY: Final = 64_000
-"""Bytes of a message's body that the page shows."""
+"""The maximum number of bytes of a body that the page shows."""
 
 _MAX_SAFE: Final = 2**53
-"""Integers beyond this are not exact in a browser."""
+"""Integers from this one on are not exact in a browser."""
 
 
 def iso(moment: datetime) -> str:
-    """A time as ISO 8601, as all times of the page are passed."""
+    """A time as ISO 8601, with milliseconds."""
     return moment.isoformat(timespec="milliseconds")
 
 
-def plain(value: Any) -> Any:
-    """A value of AMQP as a value of JSON. Times are ISO 8601."""
+def json_value(value: Any) -> Any:
+    """An AMQP value as a JSON value. Times become ISO 8601; bytes become their text, or base64."""
     match value:
         case Mapping():
-            return {str(name): plain(one) for name, one in value.items()}
+            return {str(name): json_value(one) for name, one in value.items()}
         case list() | tuple():
-            return [plain(one) for one in value]
+            return [json_value(one) for one in value]
         case bytes() | bytearray() | memoryview():
             return body_of(bytes(value))["text"]
         case datetime():

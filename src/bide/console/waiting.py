@@ -1,4 +1,4 @@
-"""View of what waits: schedules by due time and target, unkeyed messages by level."""
+"""View of waiting messages: schedules by due time and target, others by level."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bide.admin.apply import message_counts
-from bide.console.asked import Asked
 from bide.console.gates import gates_of
+from bide.console.parameters import Parameters
 from bide.console.site import Site
 from bide.console.tap_index import TapIndex
 from bide.console.taps import ask_index
@@ -21,10 +21,10 @@ from bide.schedules.timeline import MAX_INTERVALS, OTHER_TARGETS, ScheduleTimeli
 from bide.streams.log import Address
 
 _INTERVALS: Final = 120
-"""Most bars of the skyline."""
+"""The number of bars of the skyline, at most; one more if the time does not begin with an interval."""
 
 _TARGETS: Final = 7
-"""Targets with a colour of their own."""
+"""The maximum number of targets with a colour of their own."""
 
 _SECOND: Final = 1_000
 _MINUTE: Final = 60 * _SECOND
@@ -36,35 +36,35 @@ _WIDTHS: Final = (
     *(one * _HOUR for one in (1, 2, 3, 6, 12)),
     *(one * _DAY for one in (1, 2, 7, 14, 30, 90, 365, 3650, 36500)),
 )
-"""Lengths of the intervals that people can read."""
+"""Lengths of intervals in milliseconds, in units that people use."""
 
 _DENSE: Final = 0.9
 _DENSE_PART: Final = 0.15
-"""If this much of everything is due in this first part of the time, the first picture shows only that part."""
+"""If at least 90 % of the messages are due in the first 15 % of the time, the first view shows only that part."""
 
 
-def conditions(asked: Asked) -> ScheduleFilter:
+def filter_of(parameters: Parameters) -> ScheduleFilter:
     """The filter for schedules in a request.
 
     Raises:
         InvalidInputError: a condition is invalid.
     """
     names = ("prefix", "to", "exchange", "due_from", "due_before")
-    given: dict[str, Any] = {name: value for name in names if (value := asked.text(name)) is not None}
+    given: dict[str, Any] = {name: value for name in names if (value := parameters.text(name)) is not None}
     return check_filter(**given)
 
 
-async def timeline(site: Site, asked: Asked) -> dict[str, Any]:
+async def timeline(site: Site, parameters: Parameters) -> dict[str, Any]:
     """The numbers of schedules by target and interval, exact, from the index of the gates.
 
-    Without ``start`` and ``end``, the time is chosen so that most of what waits can be seen.
+    Without ``start`` and ``end``, the view chooses a time in which most schedules are due.
     """
     gates = await gates_of(site)
     now = to_milliseconds(site.client.now())
     if not gates["ok"]:
         return {"gates": gates, "now": now}
-    chosen = conditions(asked)
-    grid = _grid_asked(asked)
+    chosen = filter_of(parameters)
+    grid = _requested_grid(parameters)
     if grid is not None:
         found = await site.schedules.timeline(chosen, grid)
     else:
@@ -75,13 +75,13 @@ async def timeline(site: Site, asked: Asked) -> dict[str, Any]:
     return {"gates": gates, "now": now, **_values(found)}
 
 
-async def tapped(site: Site, asked: Asked) -> dict[str, Any]:
+async def tapped(site: Site, parameters: Parameters) -> dict[str, Any]:
     """The numbers of delayed messages without a key by target and interval, from the index of the tap.
 
-    With ``older``, older messages are added to the index before.
+    With ``older``, older messages are added to the index first.
     """
     now = to_milliseconds(site.client.now())
-    chosen, grid = ScheduleFilter(target=conditions(asked).target, due_from=now), _grid_asked(asked)
+    chosen, grid = ScheduleFilter(target=filter_of(parameters).target, due_from=now), _requested_grid(parameters)
 
     def count(index: TapIndex, _: Address) -> ScheduleTimeline:
         def at(grid: TimeGrid) -> ScheduleTimeline:
@@ -92,19 +92,21 @@ async def tapped(site: Site, asked: Asked) -> dict[str, Any]:
         found = at(_grid_until(now, max((one.last for one in index.times.span(chosen)), default=now)))
         return found if (dense := _dense_grid(found, now)) is None else at(dense)
 
-    tap = await ask_index(site, "scheduled", count, older=asked.flag("older"))
+    tap = await ask_index(site, "scheduled", count, older=parameters.flag("older"))
     return {"tap": tap.state(), "now": now, **({} if tap.answer is None else _values(tap.answer))}
 
 
-def _grid_asked(asked: Asked) -> TimeGrid | None:
+def _requested_grid(parameters: Parameters) -> TimeGrid | None:
     """The intervals between ``start`` and ``end``; None without these."""
-    start, end = _moment(asked, "start"), _moment(asked, "end")
+    start, end = _moment(parameters, "start"), _moment(parameters, "end")
     if (start is None) != (end is None):
-        raise InvalidInputError("both start and end are needed, or neither")
+        raise InvalidInputError("only one of start and end was given: give both or neither")
     if start is None or end is None:
         return None
     if end <= start:
-        raise InvalidInputError("the end is not after the start")
+        raise InvalidInputError(
+            f"the end {parameters.text('end')} is not after the start {parameters.text('start')}: give a later end"
+        )
     return grid_of(start, end)
 
 
@@ -113,7 +115,7 @@ def _grid_until(now: int, last: int) -> TimeGrid:
 
 
 def grid_of(start: int, end: int) -> TimeGrid:
-    """Intervals that people can read, which contain a time."""
+    """Intervals of a common length that cover the time between two times in milliseconds."""
     least = -(-(end - start) // _INTERVALS)
     width = next((one for one in _WIDTHS if one >= least), _WIDTHS[-1])
     first = start - start % width
@@ -121,7 +123,7 @@ def grid_of(start: int, end: int) -> TimeGrid:
 
 
 def _dense_grid(found: ScheduleTimeline, now: int) -> TimeGrid | None:
-    """The intervals of the part in which most is due, if that is a small part; None otherwise."""
+    """The intervals of the first part of the time, if most messages are due in that part; None otherwise."""
     grid, wanted = found.grid, max(_DENSE * (found.total - found.before), 1)
     sums = [sum(column) for column in zip(*found.targets.values(), strict=True)]
     reached = 0
@@ -153,12 +155,12 @@ def _values(found: ScheduleTimeline) -> dict[str, Any]:
     }
 
 
-def _moment(asked: Asked, name: str) -> int | None:
-    value = asked.text(name)
+def _moment(parameters: Parameters, name: str) -> int | None:
+    value = parameters.text(name)
     return None if value is None else max(to_milliseconds(parse_due_time(value)), 0)
 
 
-async def levels(site: Site, asked: Asked) -> dict[str, Any]:
+async def levels(site: Site, parameters: Parameters) -> dict[str, Any]:
     """The numbers of messages in the queues of the delay infrastructure, by level and digit."""
     infrastructure = site.infrastructure
     queues = infrastructure.waiting_queues()
@@ -169,7 +171,7 @@ async def levels(site: Site, asked: Asked) -> dict[str, Any]:
         found = await site.api.queues(site.name, start)
         counts: Mapping[str, int | None] = {one.queue.name: one.messages for one in found}
     except ManagementApiError as error:
-        source, why = "amqp", asked.advise(str(error))
+        source, why = "amqp", parameters.advise(str(error))
         try:
             counts = await message_counts(await site.connection(), queues)
         except BideError as other:

@@ -1,8 +1,8 @@
-// Calls of the console's own server.
+// Requests to the server of the console.
 
 export const about = { csrf: "", read_only: false, sites: [], user: "" };
 
-export class Refused extends Error {
+export class RequestError extends Error {
   constructor(status, text, kind) {
     super(text);
     this.status = status;
@@ -24,19 +24,19 @@ async function call(method, path, values, headers = {}) {
   try {
     answer = await fetch(address, options);
   } catch {
-    throw new Refused(0, "the console does not answer: is 'bide console' still running?", "gone");
+    throw new RequestError(0, "the console does not answer: is 'bide console' still running?", "gone");
   }
   let found = {};
   try {
     found = await answer.json();
   } catch {
-    // The status says enough.
+    // The body is not JSON. The error has the status instead.
   }
-  if (!answer.ok) throw new Refused(answer.status, found.error ?? `status ${answer.status}`, found.kind);
+  if (!answer.ok) throw new RequestError(answer.status, found.error ?? `status ${answer.status}`, found.kind);
   return found;
 }
 
-export async function begin() {
+export async function loadAbout() {
   Object.assign(about, await call("GET", "api/about", {}));
 }
 

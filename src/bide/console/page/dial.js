@@ -1,4 +1,4 @@
-// The levels of a delay infrastructure: a clock whose rings are the units, or bars where a level has one queue.
+// The levels of a delay infrastructure: a clock with a ring for each level, or bars if each level has one queue.
 
 import { h, s, replace } from "./dom.js";
 import { duration, number, quantity } from "./format.js";
@@ -20,7 +20,7 @@ function slice(inner, outer, from, to) {
 }
 
 export function dial(levels, total) {
-  const note = h("p", { class: "quiet small", "aria-live": "polite" }, "Point at a slot to see its queue. Messages move from the centre outwards, one ring after the other, and leave at the rim.");
+  const note = h("p", { class: "quiet small", "aria-live": "polite" }, "Point at a slot to see its number of messages. Messages move from the centre outwards, ring by ring, and are due when they leave the last ring.");
   const highest = Math.max(...levels.flatMap((one) => one.counts), 1);
   const rings = levels.map((level, place) => {
     const inner = INNER + place * (WIDTH + GAP);
@@ -36,10 +36,10 @@ export function dial(levels, total) {
         role: count ? "img" : null,
         "aria-label": count ? `${quantity(count, "message")}: ${duration(level.unit * digit)}` : null,
       });
-      const tell = () =>
+      const describe = () =>
         replace(note, `${quantity(count, "message")} ${count === 1 ? "waits" : "wait"} ${duration(level.unit * digit)} here. Computed: ${count === 1 ? "it is" : "each is"} due within ${duration(level.unit * (digit + 1))}.`);
-      slot.addEventListener("pointerenter", tell);
-      slot.addEventListener("focus", tell);
+      slot.addEventListener("pointerenter", describe);
+      slot.addEventListener("focus", describe);
       return slot;
     });
     const label = s("text", { class: "ring", x: SIZE / 2, y: SIZE / 2 - inner - WIDTH / 2 + 4, "text-anchor": "middle" }, duration(level.unit, 1).replace(" ", "\u202f"));

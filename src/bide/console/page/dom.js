@@ -1,4 +1,4 @@
-// Elements made from values. Texts become text nodes, so that no text is ever read as HTML.
+// Create elements. Texts become text nodes, so that the browser never parses a text as HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 

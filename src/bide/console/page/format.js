@@ -1,4 +1,4 @@
-// Numbers, times and durations as people read them.
+// Numbers, times and durations as text.
 
 const numbers = new Intl.NumberFormat("en-US");
 
@@ -44,7 +44,7 @@ export const lateness = (milliseconds) =>
 export function relative(moment, now = Date.now()) {
   const away = new Date(moment).getTime() - now;
   if (Math.abs(away) < 1000) return "now";
-  // From an hour on, one unit would be up to half of the time off.
+  // With one unit, the text for an hour and 59 minutes would be "1 h".
   const text = duration(away, Math.abs(away) < 3600000 ? 1 : 2);
   return away > 0 ? `in ${text}` : `${text} ago`;
 }

@@ -1,6 +1,6 @@
-// The frame of the console: signing in, views, virtual hosts, keys, light and dark.
+// The frame of the console: sign-in, views, virtual hosts, keyboard shortcuts, light and dark.
 
-import { about, begin, get, post, signIn, Refused } from "./api.js";
+import { about, get, loadAbout, post, signIn, RequestError } from "./api.js";
 import { h, replace } from "./dom.js";
 import { ask, empty, field, notice } from "./ui.js";
 import * as waiting from "./view-waiting.js";
@@ -30,17 +30,17 @@ let shown = 0;
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 
-function paint() {
+function applyTheme() {
   let chosen = null;
   try {
     chosen = localStorage.getItem("bide-theme");
   } catch {
-    // Without storage the system decides.
+    // Without storage, the setting of the system applies.
   }
   document.documentElement.dataset.theme = chosen ?? (dark.matches ? "dark" : "light");
 }
 
-function turn() {
+function toggleTheme() {
   const next = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
   try {
     localStorage.setItem("bide-theme", next);
@@ -48,13 +48,13 @@ function turn() {
     document.documentElement.dataset.theme = next;
     return;
   }
-  paint();
+  applyTheme();
 }
 
-paint();
-dark.addEventListener("change", paint);
+applyTheme();
+dark.addEventListener("change", applyTheme);
 
-// -- where we are: everything is in the part of the address behind "#", so that each view has a link
+// -- routing: the view and its parameters are in the part of the address behind "#", so that each view has a link
 
 export function where() {
   const [path, query = ""] = location.hash.slice(1).split("?");
@@ -94,8 +94,8 @@ function frame() {
     h("span", { class: "grow" }),
     about.read_only ? h("span", { class: "badge warn" }, "read-only") : null,
     about.user ? h("span", { class: "badge wide-only" }, about.user) : null,
-    h("button", { type: "button", class: "plain", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: turn }, "◐"),
-    h("button", { type: "button", class: "plain wide-only", title: "Keys (?)", "aria-label": "Keys", onclick: keys }, "?"),
+    h("button", { type: "button", class: "plain", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: toggleTheme }, "◐"),
+    h("button", { type: "button", class: "plain wide-only", title: "Keyboard shortcuts (?)", "aria-label": "Keyboard shortcuts", onclick: showShortcuts }, "?"),
   );
   replace(
     document.getElementById("views"),
@@ -130,7 +130,7 @@ async function show() {
     await ready;
   } catch (error) {
     if (number !== shown) return;
-    if (error instanceof Refused && error.status === 401) return signOut();
+    if (error instanceof RequestError && error.status === 401) return signOut();
     replace(page, h("div", { class: "head" }, h("h1", {}, title)), notice(error.message, "bad"), again(context));
   }
   if (number === shown) page.dataset.ready = "true";
@@ -138,11 +138,11 @@ async function show() {
 
 const again = (context) => h("button", { type: "button", onclick: context.again }, "Try again");
 
-// -- keys
+// -- keyboard shortcuts
 
-function keys() {
+function showShortcuts() {
   ask({
-    title: "Keys",
+    title: "Keyboard shortcuts",
     text: h(
       "p",
       { class: "quiet" },
@@ -159,15 +159,15 @@ addEventListener("keydown", (event) => {
     const { parameters } = where();
     location.hash = address(view[0], about.sites.length > 1 ? { vhost: site(parameters).name } : {});
   } else if (event.key === "r") show();
-  else if (event.key === "t") turn();
-  else if (event.key === "?") keys();
+  else if (event.key === "t") toggleTheme();
+  else if (event.key === "?") showShortcuts();
   else if (event.key === "/") {
     event.preventDefault();
     content.querySelector("input, select")?.focus();
   }
 });
 
-// -- signing in
+// -- sign-in
 
 function signOut(problem) {
   document.body.classList.add("signed-out");
@@ -212,16 +212,16 @@ async function enter(token) {
 }
 
 async function start() {
-  await begin();
+  await loadAbout();
   document.body.classList.remove("signed-out");
-  if (!about.sites.length) replace(content, empty("No virtual host", "Start the console with one."));
+  if (!about.sites.length) replace(content, empty("No virtual host", "Start the console with --vhost."));
   else await show();
 }
 
 async function open() {
   const token = new URLSearchParams(location.hash.slice(1)).get("token");
   if (token !== null) {
-    // The token does not stay in the history of the browser.
+    // Remove the token from the history of the browser.
     history.replaceState(null, "", location.pathname);
     return enter(token);
   }

@@ -9,13 +9,14 @@ const OUTCOMES = {
   paused: "paused",
   resumed: "resumed",
   running: "delivered now",
-  cancelled: "cancelled: no handler sees the message",
-  "too-late": "too late: it is being delivered, or was delivered",
+  cancelled: "cancelled",
+  "too-late": "too late: it is being delivered, or was delivered or set aside",
   "not-found": "nothing waits under this key",
-  changed: "nothing was done: the schedule was changed meanwhile",
+  changed: "nothing was done: the schedule has changed since it was shown",
+  forgotten: "applied more than an hour ago; the result is no longer known",
 };
 
-export const report = (result) => toast(`${result.key}: ${OUTCOMES[result.outcome] ?? result.outcome}`, ["too-late", "not-found", "changed"].includes(result.outcome) ? "bad" : "");
+export const report = (result) => toast(`${result.key}: ${OUTCOMES[result.outcome] ?? result.outcome}`, ["too-late", "not-found", "changed", "forgotten"].includes(result.outcome) ? "bad" : "");
 
 export const timeFields = () => [
   field("Delay from now, such as 90s, 2h or 3d", h("input", { name: "delay", placeholder: "2h", autocomplete: "off" })),
@@ -48,7 +49,7 @@ export function actions(context, one, after) {
     action("Move", () =>
       ask({
         title: `Move ${one.key}`,
-        text: h("p", { class: "quiet" }, one.every ? "Only the next run moves." : "Message and target stay."),
+        text: h("p", { class: "quiet" }, one.every ? "Only the next run moves." : "Message and target stay the same."),
         fields: timeFields(),
         confirm: "Move",
         work: async (values) => {
@@ -59,7 +60,7 @@ export function actions(context, one, after) {
     action("Cancel", () =>
       ask({
         title: `Cancel ${one.key}?`,
-        text: h("p", {}, one.every ? "No run is delivered anymore. This cannot be undone." : "The message is not delivered. This cannot be undone."),
+        text: h("p", {}, one.every ? "No more runs are delivered, except those that a gate has already claimed. This cannot be undone." : "The message is not delivered. This cannot be undone."),
         confirm: "Cancel the schedule",
         kind: "bad",
         work: () => now("cancel"),
@@ -72,13 +73,13 @@ export function edit(context, one, after) {
   return action("Edit", () =>
     ask({
       title: `Edit ${one.key}`,
-      text: h("p", { class: "quiet" }, "Target, headers and properties stay."),
+      text: h("p", { class: "quiet" }, "Target, headers and properties stay the same."),
       wide: true,
       fields: [
         one.every ? h("div", { class: "row" },
           field("Runs: cron expression, or interval", h("input", { name: "every", value: one.every })),
           field("Time zone", h("input", { name: "time_zone", value: one.time_zone ?? "", placeholder: "UTC" }))) : null,
-        isText ? field("Body", h("textarea", { name: "body", value: one.body.text, rows: "10" })) : h("p", { class: "quiet" }, "The body is not text, or too long to be edited here."),
+        isText ? field("Body", h("textarea", { name: "body", value: one.body.text, rows: "10" })) : h("p", { class: "quiet" }, "The body cannot be edited here: it is not text, or too long."),
       ].filter(Boolean),
       confirm: "Store",
       work: async (values) => {

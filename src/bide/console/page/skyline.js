@@ -1,4 +1,4 @@
-// Numbers of schedules by due time and target, as stacked bars that one can zoom into.
+// A stacked bar chart of messages by due time and target, with zoom.
 
 import { h, s, replace } from "./dom.js";
 import { clock, day, duration, niceSteps, number, quantity, targetName } from "./format.js";
@@ -12,7 +12,7 @@ const RIGHT = 12;
 const TICKS = [1, 5, 15, 60, 300, 900, 3600, 10800, 21600, 43200, 86400, 172800, 604800, 1209600, 2592000, 7776000, 31536000, 315360000]
   .map((one) => one * 1000);
 
-// The places of the labels: whole hours and days of the local time.
+// The times of the labels, which are round in local time, and their distance.
 function ticks(start, end, most) {
   const step = TICKS.find((one) => (end - start) / one <= most) ?? TICKS.at(-1);
   const offset = new Date(start).getTimezoneOffset() * 60000;
@@ -45,7 +45,7 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
         const count = one.counts[place];
         if (!count) return;
         const upper = y(sum + count);
-        // Also a single message among a million is to be seen.
+        // A single message among a million has to be visible.
         const height = Math.max(y(sum) - upper, 1.5);
         const gap = step > 5 ? 1 : 0;
         bars.push(s("rect", {

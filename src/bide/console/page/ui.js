@@ -1,4 +1,4 @@
-// Parts that several views share.
+// Elements that several views share.
 
 import { h, replace } from "./dom.js";
 import { about } from "./api.js";
@@ -60,7 +60,7 @@ export function toast(text, kind = "") {
 
 export const failed = (error) => toast(error.message, "bad");
 
-// A button that changes something: it is not there in read-only mode.
+// A button that changes something. Read-only consoles do not show it.
 export function action(text, work, kind = "tiny") {
   if (about.read_only) return null;
   return h(
@@ -84,7 +84,7 @@ export function action(text, work, kind = "tiny") {
   );
 }
 
-// A button that repeats a step until the step says that it is the last one, or until it is pressed again.
+// A button that repeats a step until the step returns false, or until you press the button again.
 export function repeated(text, step, context) {
   let going = false;
   const button = h("button", {
@@ -109,7 +109,7 @@ export function repeated(text, step, context) {
   return button;
 }
 
-// Ask before something is done. The work gets the values of the fields by name, and its error is shown in the dialog.
+// A dialog. `work` gets the values of the fields by name; the dialog shows its error. Without `confirm` it only informs.
 export function ask({ title, text, fields = [], confirm, kind = "", work, wide = false }) {
   return new Promise((done) => {
     const problem = h("div", {});
@@ -175,7 +175,7 @@ export function body(found) {
     try {
       text = JSON.stringify(JSON.parse(text), null, 2);
     } catch {
-      // It is another text.
+      // The text is not JSON.
     }
   }
   const notes = [found.is_text ? null : "base64", found.is_cut ? "the beginning only" : null].filter(Boolean);

@@ -8,11 +8,11 @@ const POLL = 1000;
 
 export async function show(page, context) {
   const { parameters } = context;
-  if (parameters.id) return whole(page, context);
+  if (parameters.id) return showOne(page, context);
   const running = h("div", {});
   const box = h("div", {});
   const queues = context.get("queues");
-  replace(page, head("Failures", "Messages in error and dead-letter queues. Looking takes nothing out of a queue.",
+  replace(page, head("Failures", "Messages in error and dead-letter queues. Viewing messages does not remove them from a queue.",
     h("button", { type: "button", onclick: context.again }, "Refresh")), running, box);
   watch(running, context);
   const found = await queues;
@@ -32,8 +32,8 @@ export async function show(page, context) {
       context.go("failures", { queue: other.value || queue, by });
     } },
       field("Queue", choice),
-      field("Groups by", h("select", { onchange: (event) => context.go("failures", { queue, by: event.target.value }) },
-        [["exception", "exception and place"], ["type", "message type"], ["key", "key"]].map(([one, text]) => h("option", { value: one, selected: one === by }, text)))),
+      field("Group by", h("select", { onchange: (event) => context.go("failures", { queue, by: event.target.value }) },
+        [["exception", "exception and stack frame"], ["type", "message type"], ["key", "key"]].map(([one, text]) => h("option", { value: one, selected: one === by }, text)))),
     ),
     groups,
   );
@@ -45,7 +45,7 @@ export async function show(page, context) {
     if (error.status === 401) throw error;
     return void replace(groups, error.status === 404 ? empty(`There is no queue ${queue}`, "Endpoints put failed messages into the queue error.") : notice(error.message, "bad"));
   }
-  if (!listed.groups.length) return void replace(groups, empty("No failed message", `The queue ${queue} is empty.`));
+  if (!listed.groups.length) return void replace(groups, empty("No failed messages", `The queue ${queue} is empty.`));
   const name = { exception: "group", type: "message_type", key: "key" }[by];
   replace(
     groups,
@@ -56,7 +56,7 @@ export async function show(page, context) {
         ["Failed on", (one) => one.queues.map((text) => h("div", { class: "break" }, text))],
         ["Last", (one) => (one.last ? [h("span", { class: "nowrap" }, time(one.last)), h("div", { class: "quiet small" }, relative(one.last))] : "?"), "nowrap"],
         ["", (one) => h("div", { class: "row" },
-          h("a", { class: "button tiny", href: context.link("failures", { queue, id: one.example, group: one.group, by }) }, "Look"),
+          h("a", { class: "button tiny", href: context.link("failures", { queue, id: one.example, group: one.group, by }) }, "View"),
           one.group.startsWith("(no ") ? null : operations(context, queue, { [name]: one.group }, running)), "actions"],
       ],
       listed.groups,
@@ -76,7 +76,7 @@ function operations(context, queue, chosen, running, all = "") {
     if (given.over) extra.over = given.over;
     if (given.allow) extra.allow = given.allow.split(/[\s,]+/).filter(Boolean);
     await context.post(path, { queue, ...chosen, ...extra });
-    toast("begun");
+    toast("started");
     watch(running, context);
   };
   return [
@@ -85,7 +85,7 @@ function operations(context, queue, chosen, running, all = "") {
       const names = Object.entries(queues).map(([name, one]) => `${name} (${one})`).join(", ");
       await ask({
         title: `Retry ${quantity(number, "message")}?`,
-        text: h("p", { class: "break" }, names ? `They go back to: ${names}.` : "They go back to the queues that they failed on."),
+        text: h("p", { class: "break" }, names ? `They go back to: ${names}.` : "They go back to the queues where they failed."),
         fields: [
           pace(),
           field("Allowed queues, such as orders.*; empty: all", h("input", { name: "allow", autocomplete: "off" })),
@@ -108,7 +108,7 @@ function operations(context, queue, chosen, running, all = "") {
       const { count: number } = await count();
       await ask({
         title: `Discard ${quantity(number, "message")}?`,
-        text: h("p", {}, "They are deleted. Their ids stay in the operator log. This cannot be undone."),
+        text: h("p", {}, "They are deleted; their ids are recorded in the operator log. This cannot be undone."),
         fields: [pace()],
         confirm: "Discard",
         kind: "bad",
@@ -118,7 +118,7 @@ function operations(context, queue, chosen, running, all = "") {
   ];
 }
 
-// Show the operations that run, until none does.
+// Show operations and their progress until none is running.
 async function watch(box, context) {
   if (box.dataset.watching) return;
   box.dataset.watching = "true";
@@ -152,7 +152,7 @@ function operation(one, context) {
     one.error ? notice(one.error, "bad") : null);
 }
 
-async function whole(page, context) {
+async function showOne(page, context) {
   const { queue, id, group, by } = context.parameters;
   replace(page, head("Failed message", "Reading the queue…"));
   const [one, more] = await Promise.all([
@@ -175,7 +175,7 @@ async function whole(page, context) {
         ["sent by", one.sent_by], ["first sent to", one.exchange ? `exchange ${one.exchange}, ${one.routing_key}` : one.routing_key],
       ])),
       h("section", { class: "card" }, h("h2", {}, "Body"), body(one.body))),
-    h("section", { class: "card" }, h("h2", {}, "Stack trace"), one.stack ? h("pre", { class: "trace" }, one.stack) : h("p", { class: "quiet" }, "The message has none: the broker moved it here.")),
+    h("section", { class: "card" }, h("h2", {}, "Stack trace"), one.stack ? h("pre", { class: "trace" }, one.stack) : h("p", { class: "quiet" }, "The message has no stack trace. Messages that the broker dead-lettered have none.")),
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "Headers"), values(one.headers)),
       h("section", { class: "card" }, h("h2", {}, "Properties"), values(one.properties), one.deaths.length ? [h("h2", {}, "Dead-lettered"), values(one.deaths)] : null)),
@@ -188,7 +188,7 @@ async function whole(page, context) {
         ["At", (row) => (row.failed_at ? time(row.failed_at) : "?"), "nowrap"],
         ["Size", (row) => bytes(row.size), "number"],
       ], more.messages),
-      more.has_more ? h("p", { class: "empty" }, "The first 100 messages of the group.") : null),
+      more.has_more ? h("p", { class: "empty" }, `The first 100 messages of the ${group ? "group" : "queue"}.`) : null),
   );
 }
 
@@ -196,11 +196,11 @@ function editing(context, queue, one) {
   if (!one.body.is_text || one.body.is_cut) return null;
   return action("Edit", () => ask({
     title: "Send this message back with another body",
-    text: h("p", { class: "quiet" }, `It gets a new message id, and goes to ${one.queue ?? "the queue that it failed on"}.`),
+    text: h("p", { class: "quiet" }, `It gets a new message id, and goes to ${one.queue ?? "the queue where it failed"}.`),
     wide: true,
     fields: [
       field("Body", h("textarea", { name: "body", value: one.body.text, rows: "12" })),
-      field("Another queue; empty: where it failed", h("input", { name: "to", autocomplete: "off" })),
+      field("Target queue; empty: where it failed", h("input", { name: "to", autocomplete: "off" })),
     ],
     confirm: "Send back",
     work: async (given) => {

@@ -22,26 +22,26 @@ export async function show(page, context) {
   if (!parameters.text) {
     text.focus();
     return void replace(result, h("section", { class: "card" }, empty("Which message?",
-      "A key is looked up in the index of the gates, and the answer is exact. An id is looked for in the streams of the taps and in queues of failed messages.")));
+      "A key is looked up in the index of the gates, and the answer is exact. A message id is searched for in the streams of the taps and in error queues.")));
   }
-  replace(result, h("section", { class: "card" }, h("p", { class: "quiet" }, "Looking at the gates, the taps and the error queues…")));
+  replace(result, h("section", { class: "card" }, h("p", { class: "quiet" }, "Searching the gates, the taps and the error queues…")));
   const found = await context.get("find", { text: parameters.text });
   const [gate, ...rest] = found.places;
   const tap = h("div", {});
   const places = h("section", { class: "card flat" });
   const more = repeated("Search older messages", async () => draw(await context.get("find/taps", { text: parameters.text, older: 1 })), context);
 
-  // Returns whether a search of older messages can find more.
+  // Returns whether older messages can be searched.
   function draw(inTaps) {
     const hasMore = inTaps.older > 0 && !inTaps.tap?.scheduled_at;
     more.hidden = !hasMore;
     replace(tap, inTaps.tap ? tapped(inTaps.tap)
       : found.schedule || found.failed.length ? null
-      : h("section", { class: "card" }, empty("Nothing was found", "See below where the console looked. A message without a key leaves no trace but in taps.")));
+      : h("section", { class: "card" }, empty("Nothing was found", "The list below shows which places were searched. Only taps record messages without a key.")));
     replace(places, table([
       ["Place", (one) => h("span", { class: "break" }, one.place)],
-      ["Result", (one) => badge(one.found ? "found" : one.looked ? "not here" : "not looked at", one.found ? "good" : one.looked ? "" : "warn")],
-      ["Looked at", (one) => h("span", { class: "quiet" }, one.note)],
+      ["Result", (one) => badge(one.found ? "found" : one.looked ? "not here" : "not searched", one.found ? "good" : one.looked ? "" : "warn")],
+      ["Note", (one) => h("span", { class: "quiet" }, one.note)],
     ], [gate, ...inTaps.places, ...rest.slice(inTaps.places.length)]));
     return hasMore;
   }
@@ -90,7 +90,7 @@ function tapped(one) {
 function failure(one, context) {
   return h("section", { class: "card" },
     h("div", { class: "split" }, h("div", {}, h("h2", { class: "break" }, one.exception ?? one.reason), source("exact", `in the queue ${one.in}`)),
-      h("a", { class: "button", href: context.link("failures", { queue: one.in, id: one.id, group: one.group }) }, "Look")),
+      h("a", { class: "button", href: context.link("failures", { queue: one.in, id: one.id, group: one.group }) }, "View")),
     h("p", { class: "break" }, one.text ?? ""),
     h("ol", { class: "hops" },
       hop("seen", one.queue ?? "?", `failed${one.failed_at ? ` at ${time(one.failed_at)}` : ""}`),

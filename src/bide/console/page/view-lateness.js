@@ -1,4 +1,4 @@
-// View 7: how late messages are, by minute.
+// View 7: lateness of delayed messages by minute.
 
 import { h, replace, s } from "./dom.js";
 import { clock, lateness, niceSteps, number, quantity, time } from "./format.js";
@@ -11,7 +11,7 @@ export async function show(page, context) {
   const minutes = Number(context.parameters.minutes ?? 60);
   const card = h("section", { class: "card" }, h("p", { class: "quiet" }, "Reading the tap…"));
   replace(page,
-    head("Lateness", "From the due time of a delayed message until it left the last level, p50 and p99 by minute.",
+    head("Lateness", "Time from the due time of a delayed message until it leaves the last level: p50 and p99 by minute.",
       h("button", { type: "button", onclick: context.again }, "Refresh")),
     h("div", { class: "filter row" }, [[15, "15 min"], [60, "1 h"], [360, "6 h"], [1440, "24 h"]].map(([one, text]) =>
       h("a", { class: "button", "aria-current": one === minutes ? "true" : null, href: context.link("lateness", { minutes: one }) }, text))),
@@ -19,9 +19,9 @@ export async function show(page, context) {
   const found = await context.get("lateness", { minutes });
   if (found.why) {
     return void replace(card, empty("Lateness is not known", found.why),
-      h("p", { class: "quiet" }, "The broker keeps no times of deliveries. A tap records them: bide tap on. The metrics of gates and endpoints have lateness, too."));
+      h("p", { class: "quiet" }, "The broker does not record delivery times. A tap does: run bide tap on. The metrics of gates and endpoints contain lateness, too."));
   }
-  if (!found.minutes.length) return void replace(card, empty("No message was delivered in this time", `The stream ${found.stream} has none since ${time(found.since)}.`));
+  if (!found.minutes.length) return void replace(card, empty("No delayed message was delivered in this time", `The stream ${found.stream} has no message with a due time since ${time(found.since)}.`));
   const total = found.minutes.reduce((sum, one) => sum + one.count, 0);
   replace(card,
     h("div", { class: "split" }, h("div", {}, h("h2", {}, quantity(total, "message")), source("exact", `exact for messages in the stream ${found.stream}`)),
@@ -31,11 +31,11 @@ export async function show(page, context) {
     h("div", { class: "stats" },
       stat(lateness(Math.max(...found.minutes.map((one) => one.p50))), "highest p50 of a minute"),
       stat(lateness(Math.max(...found.minutes.map((one) => one.p99))), "highest p99 of a minute"),
-      stat(lateness(Math.max(...found.minutes.map((one) => one.max))), "latest message")),
+      stat(lateness(Math.max(...found.minutes.map((one) => one.max))), "highest lateness")),
     plot(found),
     h("details", {}, h("summary", {}, "As a table"), table([
       ["Minute", (one) => time(one.at), "nowrap"], ["Messages", (one) => number(one.count), "number"],
-      ["p50", (one) => `${number(one.p50)} ms`, "number"], ["p99", (one) => `${number(one.p99)} ms`, "number"], ["Latest", (one) => `${number(one.max)} ms`, "number"],
+      ["p50", (one) => `${number(one.p50)} ms`, "number"], ["p99", (one) => `${number(one.p99)} ms`, "number"], ["Highest", (one) => `${number(one.max)} ms`, "number"],
     ], found.minutes, { stacks: false })));
 }
 
@@ -47,7 +47,7 @@ function plot(found) {
     const steps = niceSteps(Math.max(...found.minutes.map((one) => one.p99), 1));
     const highest = Math.max(steps.at(-1), ...found.minutes.map((one) => one.p99));
     const x = (at) => LEFT + ((at - found.since) / Math.max(found.now - found.since, 1)) * inner;
-    // In the middle of its minute; the minute that is not over ends now.
+    // A point is in the middle of its minute. The current minute ends now.
     const middle = (one) => x(Math.min(one.at + 30000, found.now)).toFixed(1);
     const y = (value) => 12 + (1 - value / highest) * (HEIGHT - 44);
     // A minute without messages breaks the line.

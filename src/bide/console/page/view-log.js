@@ -1,4 +1,4 @@
-// View 8: who did what.
+// View 8: the operator log.
 
 import { h, replace } from "./dom.js";
 import { number, quantity, relative, time } from "./format.js";
@@ -10,6 +10,7 @@ const result = (one) => {
   const done = one.result.count ?? one.result.done ?? one.result.sent;
   if (done !== undefined) parts.push(`${number(done)} done`);
   if (one.result.error) parts.push(one.result.error);
+  if (one.result.forgotten?.length) parts.push(`${quantity(one.result.forgotten.length, "partition")} not counted`);
   if (one.result.left) parts.push(`${number(one.result.left)} left`);
   return parts.join(", ");
 };

@@ -1,4 +1,4 @@
-// View 4: cancel, move, run, pause or resume all schedules that match, with a count before.
+// View 4: count the schedules that match, then cancel, move, run, pause or resume all of them.
 
 import { about } from "./api.js";
 import { h, replace } from "./dom.js";
@@ -8,10 +8,10 @@ import { ask, badge, empty, failed, field, head, notice, source, toast } from ".
 
 const all = (found) => found.count;
 
-// Title, what it does, how many schedules it does that to, the result, and the look of its buttons.
+// Title, explanation, number of schedules that it changes, text of the result, and class of the buttons.
 const ACTIONS = {
   cancel: ["Cancel", "The messages are not delivered. This cannot be undone.", all, (count) => `${number(count)} cancelled`, "bad"],
-  move: ["Move", "Messages and targets stay. Of recurring schedules, only the next run moves.", all, (count) => `${number(count)} moved`, ""],
+  move: ["Move", "Messages and targets stay the same. Only the next run of a recurring schedule moves.", all, (count) => `${number(count)} moved`, ""],
   run: ["Run now", "Each message is delivered now. Recurring schedules get an additional run.", all, (count) => `${number(count)} delivered now`, ""],
   pause: ["Pause", "Nothing is delivered until the schedules are resumed.", (found) => found.count - found.paused, (count) => `${number(count)} paused`, ""],
   resume: ["Resume", "Single messages that became due meanwhile are delivered now. Recurring schedules skip the runs that they missed.",
@@ -60,7 +60,7 @@ export async function show(page, context) {
   const isAll = everything.checked;
   if (!parameters.count) return void replace(result, empty("Nothing was counted yet", "Give conditions, and count the schedules that match."));
   if (!Object.keys(given).length && !isAll) return void replace(result, notice("No condition was given: choose some schedules, or all of them.", "warn"));
-  if (Object.keys(given).length && isAll) return void replace(result, notice("Conditions and all schedules exclude each other.", "warn"));
+  if (Object.keys(given).length && isAll) return void replace(result, notice("Give conditions or choose all schedules, not both.", "warn"));
   const found = await context.get("schedules/count", given);
   replace(
     result,
@@ -78,8 +78,14 @@ export async function show(page, context) {
   );
 }
 
+function report(text, forgotten) {
+  if (!forgotten) return toast(text);
+  const knows = forgotten === 1 ? "knows how many schedules it" : "know how many schedules they";
+  toast(`${text}. ${quantity(forgotten, "partition")} applied the change more than an hour ago, and no longer ${knows} changed.`, "bad");
+}
+
 async function change(context, name, [title, text, numberOf, done, kind], given, isAll) {
-  // Counted again: some may have been delivered since the page was shown.
+  // Count again, because schedules may have been delivered since the page was shown.
   const count = numberOf(await context.get("schedules/count", given));
   await ask({
     title: `${title} ${quantity(count, "schedule")}?`,
@@ -89,7 +95,7 @@ async function change(context, name, [title, text, numberOf, done, kind], given,
     kind,
     work: async (values) => {
       const result = await context.post("schedules/change", { action: name, all: isAll, ...given, ...(name === "move" ? times(values) : {}) });
-      toast(done(result.count));
+      report(done(result.count), result.forgotten.length);
       context.again();
     },
   });

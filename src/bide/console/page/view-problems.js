@@ -1,4 +1,4 @@
-// View 6: what is stuck, undeliverable or wrong, each with the step that fixes it.
+// View 6: undeliverable messages and findings, each with the step that fixes it.
 
 import { h, replace } from "./dom.js";
 import { number, quantity } from "./format.js";
@@ -7,9 +7,9 @@ import { action, ask, badge, copy, empty, field, head, source, toast } from "./u
 const KINDS = { problem: "bad", warning: "warn", ok: "good", "not checked": "" };
 
 export async function show(page, context) {
-  const stuck = h("section", { class: "card" }, h("p", { class: "quiet" }, "Looking at the undeliverable queues…"));
+  const stuck = h("section", { class: "card" }, h("p", { class: "quiet" }, "Counting undeliverable messages…"));
   const checks = h("section", { class: "card" }, h("p", { class: "quiet" }, "Checking the delay infrastructure and the schedule log. This takes some seconds."));
-  replace(page, head("Problems", "Undeliverable messages, and what bide delay verify finds.", h("button", { type: "button", onclick: context.again }, "Check again")), stuck, checks);
+  replace(page, head("Problems", "Undeliverable messages, and the findings of bide delay verify.", h("button", { type: "button", onclick: context.again }, "Check again")), stuck, checks);
   await Promise.all([
     context.get("undeliverable").then((found) => undeliverable(stuck, found, context)),
     context.get("findings").then((found) => findings(checks, found)),
@@ -25,15 +25,15 @@ function undeliverable(card, found, context) {
       ? waiting.map((one) => h("div", { class: "split" },
           h("div", {}, h("b", {}, quantity(one.messages, "message")), h("div", { class: "mono break" }, one.name)),
           h("div", { class: "row" },
-            h("a", { class: "button tiny", href: context.link("failures", { queue: one.name }) }, "Look"),
+            h("a", { class: "button tiny", href: context.link("failures", { queue: one.name }) }, "View"),
             action("Send on…", () => resend(context, one)))))
-      : empty("No undeliverable message", "Each message found its target."),
+      : empty("No undeliverable messages", "The undeliverable queues are empty."),
   );
 }
 
 const resend = (context, one) => ask({
   title: `Send on the messages of ${one.name}?`,
-  text: h("p", {}, "First create or bind the missing targets. Each message goes to the target that it names, if a pattern allows it; the others stay."),
+  text: h("p", {}, "First create or bind the missing targets. Each message goes to the target in its headers if a pattern allows the target. Other messages stay."),
   fields: [field("Allowed targets, such as orders.* or x:events", h("input", { name: "allow", required: true, autocomplete: "off" }))],
   confirm: "Send on",
   work: async (given) => {
@@ -45,7 +45,7 @@ const resend = (context, one) => ask({
 });
 
 const summary = (problems, warnings) =>
-  problems ? badge(quantity(problems, "problem"), "bad") : warnings ? badge(quantity(warnings, "warning"), "warn") : badge("all is well", "good");
+  problems ? badge(quantity(problems, "problem"), "bad") : warnings ? badge(quantity(warnings, "warning"), "warn") : badge("no problems", "good");
 
 function findings(card, found) {
   const count = (status) => found.findings.filter((one) => one.status === status).length;

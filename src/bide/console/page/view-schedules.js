@@ -9,7 +9,7 @@ export const state = (one) => badge(one.state, { paused: "warn", "under-way": "a
 
 export async function show(page, context) {
   const { parameters } = context;
-  if (parameters.key) return whole(page, context);
+  if (parameters.key) return showOne(page, context);
   const given = Object.fromEntries(["prefix", "to", "exchange", "due_from", "due_before", "recurring", "after"].map((one) => [one, parameters[one]]));
   const prefix = h("input", { name: "prefix", value: parameters.prefix ?? "", placeholder: "invoice:", autocomplete: "off" });
   const to = h("input", { name: "to", value: parameters.to ?? "", placeholder: "reminders", autocomplete: "off" });
@@ -38,7 +38,7 @@ export async function show(page, context) {
   const found = await context.get("schedules", given);
   if (!found.gates.ok) return void replace(list, empty("No gate answers", found.gates.why));
   if (!found.schedules.length) {
-    return void replace(list, empty("No schedule", parameters.after ? "There is no more." : "None matches these conditions."));
+    return void replace(list, empty("No schedule", parameters.after ? "There are no more schedules." : "No schedule matches."));
   }
   const count = found.count === null ? null : quantity(found.count, "schedule");
   replace(
@@ -62,22 +62,21 @@ export async function show(page, context) {
     h("div", { class: "split" },
       source("exact", count === null ? "exact, from the index of the gates" : `${count} in all: exact, from the index of the gates`),
       h("div", { class: "row" },
-        // There is no condition for recurring schedules.
+        // A change of many has no condition for recurring schedules.
         count === null ? null : h("a", { class: "button", href: context.link("many", { ...chosen, all: isAll ? "1" : "", count: "1" }) }, `Change all ${number(found.count)}…`),
         found.after !== null ? h("a", { class: "button", href: context.link("schedules", { ...given, after: found.after }) }, "Next page") : null)),
   );
 }
 
-async function whole(page, context) {
+async function showOne(page, context) {
   const { key } = context.parameters;
-  const list = () => context.go("schedules");
   replace(page, head(key, "Asking the gates…"));
   let one;
   try {
     one = await context.get("schedule", { key });
   } catch (error) {
     if (error.status !== 404) throw error;
-    replace(page, head(key, "Schedule"), h("section", { class: "card" }, empty("Nothing waits under this key", "It was delivered, cancelled, or never scheduled. Find a message looks at more places.")),
+    replace(page, head(key, "Schedule"), h("section", { class: "card" }, empty("Nothing waits under this key", "It was delivered, cancelled, or never scheduled. Find a message searches more places.")),
       h("a", { class: "button", href: context.link("find", { text: key }) }, "Find this message"));
     return;
   }

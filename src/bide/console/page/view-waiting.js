@@ -1,4 +1,4 @@
-// View 1: what waits, by due time and target, and by level.
+// View 1: waiting messages, by due time and target, and by level.
 
 import { h, replace } from "./dom.js";
 import { bars, dial, short } from "./dial.js";
@@ -60,7 +60,7 @@ function keyed(card, found, context, filter) {
     card,
     h("div", { class: "split" }, h("div", {}, h("h2", {}, "Schedules"), source("exact", "exact, from the index of the gates")),
       h("div", { class: "row" },
-        filtered ? h("a", { class: "button", href: context.link("waiting", { start: parameters.start, end: parameters.end, tap: parameters.tap }) }, `All targets`) : null,
+        filtered ? h("a", { class: "button", href: context.link("waiting", { start: parameters.start, end: parameters.end, tap: parameters.tap }) }, "Clear filter") : null,
         parameters.start ? h("button", { type: "button", onclick: all }, "All times") : null,
         upToTheLast(found, zoom),
         found.before ? h("button", { type: "button", onclick: () => zoom(found.first, found.now + found.width) }, "Overdue") : null,
@@ -68,7 +68,7 @@ function keyed(card, found, context, filter) {
     found.gates.why ? notice(found.gates.why, "warn") : null,
     found.total
       ? picture(found, { pick, zoom, reset: all, noun: "schedule", enter: "lists" }, context, filter)
-      : empty("No schedule waits", filtered ? "None matches these conditions." : "Schedules are delayed messages with a key: client.schedule(...), or bide schedule add."),
+      : empty("No schedule waits", filtered ? "No schedule matches the filter." : "Schedules are delayed messages with a key: client.schedule(...), or bide schedule add."),
   );
 }
 
@@ -83,7 +83,7 @@ function moves(context, filter) {
 const upToTheLast = (found, zoom) => found.total && found.last !== null && found.after
   ? h("button", { type: "button", onclick: () => zoom(Math.min(found.first, found.now), found.last + 1) }, "Up to the last") : null;
 
-// Numbers, the skyline, its targets, and the same as a table.
+// Totals, the skyline, its legend, and the numbers as a table.
 function picture(found, actions, context, filter) {
   const { parameters } = context;
   const outside = [
@@ -97,7 +97,7 @@ function picture(found, actions, context, filter) {
       stat(found.last === null ? "–" : relative(found.last, found.now), "last due"),
       stat(duration(found.width), "per bar")),
     skyline(found, actions),
-    outside.length ? h("p", { class: "quiet small" }, `Outside of this picture: ${outside.join(", ")}.`) : null,
+    outside.length ? h("p", { class: "quiet small" }, `Outside this picture: ${outside.join(", ")}.`) : null,
     h("div", { class: "legend", role: "group", "aria-label": "Targets" }, found.targets.map((one, index) => {
       const name = targetName(one.target);
       const label = [h("span", { class: `swatch b${one.target === null ? 0 : index + 1}` }), name, h("span", { class: "quiet" }, number(one.total))];
@@ -122,7 +122,7 @@ function numbers(found, noun) {
   ], rows, { stacks: false });
 }
 
-// Due times of the messages that the tap saw: as many as are in its index.
+// Due times of the messages in the index of the tap.
 function tapped(card, found, ask, context, filter) {
   card.removeAttribute("aria-busy");
   const about = h("p", { class: "quiet small" });
@@ -142,7 +142,7 @@ function tapped(card, found, ask, context, filter) {
     replace(last, upToTheLast(now, zoom));
     replace(box, now.total
       ? picture(now, { pick: zoom, zoom, reset: all, noun: "message", enter: "zooms" }, context, filter)
-      : empty("No message waits", "None of the messages that were read is due later."));
+      : empty("No message waits", "None of the messages in the index is due later."));
     return left;
   }
 
@@ -187,6 +187,6 @@ function unkeyed(card, found, context) {
           ["Queues in use", (one) => number(one.counts.filter(Boolean).length), "number"],
           ["Messages", (one) => short(one.total), "number"],
         ], rows, { stacks: false }),
-        h("p", { class: "quiet small" }, "The broker counts messages by queue. It does not show when each is due: a tap does."))),
+        h("p", { class: "quiet small" }, "The broker counts messages by queue. It does not know when each message is due. A tap records that."))),
   );
 }

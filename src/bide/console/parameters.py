@@ -1,4 +1,4 @@
-"""The parameters of a request, each with the type that it must have."""
+"""The parameters of a request, with checks of their types."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from bide.errors import InvalidInputError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class Parameters:
     """The parameters of a request.
 
     Attributes:
-        values: the parameters; texts from an address, values of JSON from a body.
-        operator: who asks, for the operator log.
-        advise: turns the advice of errors and findings for programs into that for people.
+        values: the parameters: strings from the query of the URL, or JSON values from the body.
+        operator: the name of the operator in the operator log.
+        advise: rewrites the texts of errors and findings, to name commands and options instead of Python calls.
 
     Raises:
-        InvalidInputError: from each method, if a value is missing or of another type.
+        InvalidInputError: raised by the methods if a value is missing, of another type, or outside of its limits.
     """
 
     values: Mapping[str, Any]
@@ -27,32 +27,32 @@ class Asked:
     advise: Callable[[str], str] = str
 
     def text(self, name: str) -> str | None:
-        """A text; None if it is absent or empty."""
+        """A string; None if it is absent or empty."""
         value = self.values.get(name)
         if value is None or value == "":
             return None
         if not isinstance(value, str):
-            raise InvalidInputError(f"{name} is {value!r}: give a text")
+            raise InvalidInputError(f"{name} is {value!r}: give a string")
         return value
 
     def required(self, name: str) -> str:
-        """A text that is not empty."""
+        """A string that is not empty."""
         value = self.text(name)
         if value is None:
             raise InvalidInputError(f"{name} is missing")
         return value
 
     def texts(self, name: str) -> tuple[str, ...]:
-        """A list of texts in a body; an absent one is empty."""
+        """A list of strings in a body; empty if it is absent."""
         value = self.values.get(name)
         if value is None:
             return ()
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-            raise InvalidInputError(f"{name} is {value!r}: give a list of texts")
+            raise InvalidInputError(f"{name} is {value!r}: give a list of strings")
         return tuple(value)
 
     def number(self, name: str, *, lowest: int, highest: int) -> int | None:
-        """A whole number; None if it is absent."""
+        """An integer within limits; None if it is absent."""
         value = self.values.get(name)
         if value is None or value == "":
             return None
@@ -65,5 +65,5 @@ class Asked:
         return found
 
     def flag(self, name: str) -> bool:
-        """Whether a flag is set: ``true`` in a body, ``1`` in an address."""
+        """Whether a flag is set: ``true`` in a body, ``1`` in a query."""
         return self.values.get(name) in (True, "1")
