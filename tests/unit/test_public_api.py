@@ -21,7 +21,7 @@ LONG_FILES = {
     "amqp/channel.py": 450,
     "amqp/connection.py": 441,
     "client/bulk/sender.py": 449,
-    "error_queues/error_queue.py": 449,
+    "error_queues/error_queue.py": 448,
     "errors.py": 449,
     "pipelines/replay/from_audit.py": 409,
 }

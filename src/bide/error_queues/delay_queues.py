@@ -5,6 +5,7 @@ from __future__ import annotations
 from bide.amqp.delivery import Delivery
 from bide.client.client import Client
 from bide.delay import recognition
+from bide.delay.protocol import check_name
 from bide.error_queues.delivery_count import DeliveryCountReset
 
 
@@ -26,6 +27,24 @@ async def refuse_delay_queue(
     found = await DeliveryCountReset.of(client, queue, management_url)
     recognition.refuse(queue, found.arguments, sends=sends)
     return found
+
+
+async def refuse_delay_target(client: Client, queue: str, management_url: str | None) -> None:
+    """Refuse a queue that an operation cannot send messages to.
+
+    Args:
+        client: an open client.
+        queue: the queue's name.
+        management_url: URL of the management API, for reading the queue's arguments; see :class:`bide.Endpoint`.
+
+    Raises:
+        InvalidNameError: *queue* cannot be the name of a queue.
+        DelayQueueError: the queue belongs to a delay infrastructure.
+        BrokerError: the broker cannot be reached.
+    """
+    check_name("queue", queue)
+    found = await DeliveryCountReset.of(client, queue, management_url)
+    recognition.refuse_target(queue, found.arguments)
 
 
 def refuse_waiting(delivery: Delivery, count_reset: DeliveryCountReset) -> None:

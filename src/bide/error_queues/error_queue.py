@@ -10,12 +10,11 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.client.client import Client
-from bide.delay import recognition
 from bide.delay.allowed_targets import ANY_TARGET, AllowedTargets
 from bide.delay.protocol import check_name
 from bide.durations import DelayLike, format_delay, parse_delay
 from bide.error_queues.browser import PREFETCH, QueueBrowser, browse
-from bide.error_queues.delay_queues import refuse_delay_queue
+from bide.error_queues.delay_queues import refuse_delay_queue, refuse_delay_target
 from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.grouping import By, Group, Groups, Summary
 from bide.error_queues.operation import WINDOW, Operation, Pace, Progress, evenly
@@ -200,7 +199,7 @@ class ErrorQueue:
             BrokerError: the broker refuses, or cannot be reached.
         """
         if to is not None:
-            await self._check_target(to)
+            await refuse_delay_target(self._client, to, self._management_url)
         allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
         period = None if over is None else parse_delay(over)
         total = await self.count(selection) if period or progress else 0
@@ -243,7 +242,7 @@ class ErrorQueue:
             BrokerError: the broker refuses, or cannot be reached.
         """
         if to is not None:
-            await self._check_target(to)
+            await refuse_delay_target(self._client, to, self._management_url)
         run, begin = new_run(), self._client.now()
 
         def copy(message: FailedMessage, _: int) -> PreparedMessage:
@@ -291,7 +290,7 @@ class ErrorQueue:
         allowed = ANY_TARGET if allow is None else AllowedTargets.of(allow)
         await self._count_reset(self.queue, sends=True)
         if to is not None:
-            await self._check_target(to)
+            await refuse_delay_target(self._client, to, self._management_url)
         old = await self.get(name)
         new = redrive.edited(old, body=body, headers=headers or {}, without=without, to=to)
         allowed.check(new.target)
@@ -438,17 +437,6 @@ class ErrorQueue:
             DelayQueueError: the queue belongs to a delay infrastructure.
         """
         return await refuse_delay_queue(self._client, queue, self._management_url, sends=sends)
-
-    async def _check_target(self, queue: str) -> None:
-        """Refuse a queue that messages cannot be sent to.
-
-        Raises:
-            InvalidNameError: the value cannot be the name of a queue.
-            DelayQueueError: the queue belongs to a delay infrastructure.
-        """
-        check_name("queue", queue)
-        found = await DeliveryCountReset.of(self._client, queue, self._management_url)
-        recognition.refuse_target(queue, found.arguments)
 
     @asynccontextmanager
     async def _look(self, count_reset: DeliveryCountReset, *, prefetch: int = PREFETCH) -> AsyncIterator[QueueBrowser]:
