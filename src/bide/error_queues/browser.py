@@ -252,10 +252,10 @@ class QueueBrowser:
         before, wait = await self._ready_count(), True
         for start in range(0, len(tags), _PER_WAIT):
             block = tags[start : start + _PER_WAIT]
-            for start in range(0, len(block), _PER_NACK):
+            for index in range(0, len(block), _PER_NACK):
                 # A nack may only name an unsettled delivery. Closing the channel would requeue too, but from
                 # RabbitMQ 4.3 on that counts as a failed delivery, and a nack does not.
-                self._channel.nack(block[start : start + _PER_NACK][-1], multiple=True)
+                self._channel.nack(block[index : index + _PER_NACK][-1], multiple=True)
             wait = wait and await self._wait_until_ready(before + start + len(block))
 
     async def _wait_until_ready(self, number: int) -> bool:
