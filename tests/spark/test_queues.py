@@ -233,19 +233,6 @@ def test_written_but_unacknowledged_messages_are_reported(spark: SparkSession, v
         bide.spark.drain(spark, "q", write=cut, url=vhost.url, quiet="200ms")
 
 
-@pytest.mark.parametrize("quiet", ["0s", "200ms"])
-def test_a_drain_that_another_consumer_keeps_from_messages_fails(
-    spark: SparkSession, vhost_url: str, channel: Channel, quiet: str
-) -> None:
-    channel.queue_declare("single", durable=True, arguments={"x-single-active-consumer": True})
-    for body in (b"held", b"ready"):
-        channel.basic_publish("", "single", body)
-    channel.basic_qos(prefetch_count=1)
-    channel.basic_consume("single", lambda *_: None)
-    with pytest.raises(BrokerError, match=r"'single' has 1 message and delivered none .* the single active consumer"):
-        bide.spark.drain(spark, "single", write=print, url=vhost_url, quiet=quiet)
-
-
 def test_invalid_drains_are_refused(spark: SparkSession, vhost_url: str, channel: Channel) -> None:
     channel.queue_declare("s", durable=True, arguments={"x-queue-type": "stream"})
     with pytest.raises(TargetNotFoundError):
