@@ -196,6 +196,10 @@ def test_many_ends_are_reported_together_and_single_ones_at_once() -> None:
     deliveries.ended("quick", "delivered", 1.0)
     assert deliveries.report(1.0) == ()
     assert [one.occurrence for one in deliveries.report(1.0 + REPORT_AFTER)] == ["quick"]
+    deliveries.ended("slow", "delivered", 2.0)
+    deliveries.add([OccurrenceHead("soon", "q:mails", 10, 50)])
+    assert deliveries.report(2.0) == ()
+    assert [one.occurrence for one in deliveries.report(2.1)] == ["slow"]
 
 
 def test_after_a_lost_connection_what_was_confirmed_is_reported_again_and_not_sent_again() -> None:

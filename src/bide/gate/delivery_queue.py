@@ -28,6 +28,9 @@ REPORT_ITEMS: Final = 1000
 REPORT_AFTER: Final = 0.1
 """Seconds for which a report waits for more occurrences while others are in flight."""
 
+REPORT_BEFORE_DUE: Final = 0.025
+"""Seconds for which a report waits for more occurrences while others are claimed and not due yet."""
+
 
 class OccurrenceHead(NamedTuple):
     """A claimed occurrence without its message.
@@ -178,11 +181,11 @@ class DeliveryQueue:
 
     def report(self, now: float) -> tuple[EndedOccurrence, ...]:
         """The ended occurrences to report now. A single one is reported at once; many are reported together."""
-        if not self._unreported or (
-            (self.in_flight or self._turns)
-            and len(self._unreported) < REPORT_ITEMS
-            and now - self._unreported_since < REPORT_AFTER
-        ):
+        if self.in_flight or self._turns:
+            wait = REPORT_AFTER
+        else:
+            wait = REPORT_BEFORE_DUE if self._early else 0.0
+        if not self._unreported or (len(self._unreported) < REPORT_ITEMS and now - self._unreported_since < wait):
             return ()
         items = tuple(self._unreported.popleft() for _ in range(min(len(self._unreported), REPORT_ITEMS)))
         self._reported.update((one.occurrence, one) for one in items)

@@ -244,6 +244,8 @@ class PartitionSession:
         is_leading = self._leadership.leads(now)
         if is_leading != self._is_leading:
             await self._change(is_leading=is_leading)
+        if self._gate.is_stopping:
+            self._deliveries.release()
         if level == "free" and self._leadership.is_current(now):
             if is_leading and not self._gate.is_stopping:
                 await self._deliverer.deliver(now, clock)
@@ -308,7 +310,6 @@ class PartitionSession:
 
     def _finish(self) -> None:
         """Let the partition go when nothing is in flight any more."""
-        self._deliveries.release()
         if self._leadership.leader != self._gate.gate:
             self._gate.was_let_go = not self._deliveries.in_flight and not self._unconfirmed
         elif self._deliveries.is_settled and not self._is_letting_go:
