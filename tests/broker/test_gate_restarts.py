@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import sqlite3
 import time
 from collections.abc import AsyncIterator
+from contextlib import closing
 from pathlib import Path
 from subprocess import Popen
 
@@ -108,6 +110,36 @@ async def test_a_restarted_gate_knows_what_waits_whatever_became_of_its_index(
         assert await waiting(log) == 100
         assert (await log.change("cancel", "soon")).outcome == "too-late"
     assert await ready_at(vhost.url, "mails") == 0
+
+
+def indexed(folder: Path) -> int:
+    """How many schedules a killed gate has left in its index."""
+    found = 0
+    for path in folder.glob("*.db"):
+        with closing(sqlite3.connect(path)) as connection:
+            found += connection.execute("SELECT count(*) FROM waiting").fetchone()[0]
+    return found
+
+
+async def test_a_gate_that_is_killed_while_it_builds_its_index_goes_on(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    keys = [f"later{number}" for number in range(20_000)]
+    made = (bide.OutgoingSchedule(b"", key=key, to="mails", delay="1h") for key in keys)
+    assert (await client.publish_many(made)).confirmed == len(keys)
+    with gate(vhost, tmp_path) as killed:
+
+        async def has_begun() -> bool:
+            return indexed(tmp_path) > 0
+
+        await eventually(has_begun, step=0.01)
+        killed.kill()
+    assert 0 < indexed(tmp_path) < len(keys)
+    async with gating(vhost.url, tmp_path):
+        assert await waiting(log) == len(keys)
+        assert (await log.change("cancel", keys[0])).outcome == "cancelled"
+        assert (await log.change("cancel", keys[-1])).outcome == "cancelled"
+        assert await waiting(log) == len(keys) - 2
 
 
 async def test_an_index_of_another_log_is_replaced(

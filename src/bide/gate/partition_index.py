@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
@@ -203,10 +203,8 @@ class PartitionIndex:
     def _apply(
         self, records: Sequence[LogRecord], decoded: Sequence[ScheduleRecord | None], is_leading: bool
     ) -> AppliedRecords:
-        now = time.monotonic()
-        until = now + (_BATCH_SECONDS if is_leading else _LONG_BATCH_SECONDS)
-        is_last = is_leading or now >= self._commit_at
-        with self._index.batch(is_last=is_last) as state:
+        until = time.monotonic() + (_BATCH_SECONDS if is_leading else _LONG_BATCH_SECONDS)
+        with self._batch(is_last=is_leading) as state:
             applied = AppliedRecords(state.position)
             for one, record in zip(records, decoded or self._decoded(records, state), strict=False):
                 found = self._follower.apply(one.offset, one.exchange, one.body, record)
@@ -217,13 +215,21 @@ class PartitionIndex:
                 applied.count += 1
                 if self._follower.has_missed or time.monotonic() > until:
                     break
-        if is_last:
-            self._commit_at = now + _COMMIT_EVERY
         applied.has_missed = self._follower.has_missed
         applied.position = replace(state.position)
         applied.next_due = state.next_due()
         applied.waiting = state.waiting_count
         return applied
+
+    @contextmanager
+    def _batch(self, *, is_last: bool) -> Iterator[SqliteState]:
+        """A batch that is committed if it is the last one, or if the last commit was some seconds ago."""
+        now = time.monotonic()
+        is_last = is_last or now >= self._commit_at
+        with self._index.batch(is_last=is_last) as state:
+            yield state
+        if is_last:
+            self._commit_at = now + _COMMIT_EVERY
 
     def _decoded(self, records: Sequence[LogRecord], state: SqliteState) -> Iterator[ScheduleRecord | None]:
         for start in range(0, len(records), _DECODED):
@@ -276,7 +282,7 @@ class PartitionIndex:
     def _put_chunk(self, body: bytes, position: LogPosition | None) -> None:
         chunk = decode(body)
         assert isinstance(chunk, SnapshotChunk)
-        with self._index.batch(is_last=position is not None) as state:
+        with self._batch(is_last=position is not None) as state:
             state.look_ahead([one.key for one in chunk.entries if isinstance(one, WaitingSchedule)])
             for one in chunk.entries:
                 state.put(one)
