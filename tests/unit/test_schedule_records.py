@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide.errors import InvalidNameError, NewerRecordError, ScheduleRecordError
-from bide.schedules.encoding import VERSION, decode, encode
+from bide.schedules.encoding import VERSION, chunk_without_entries, decode, encode
 from bide.schedules.entries import (
     ANSWER_OUTCOMES,
     OUTCOMES,
@@ -186,6 +187,21 @@ CANCEL = {"v": 1, "kind": "cancel", "request": "a-1", "key": "k"}
 @given(RECORDS)
 def test_what_is_written_is_read(record: ScheduleRecord) -> None:
     assert decode(encode(record)) == record
+
+
+@given(RECORDS)
+def test_a_chunk_is_recognized_without_its_entries(record: ScheduleRecord) -> None:
+    found = chunk_without_entries(encode(record))
+    if isinstance(record, SnapshotChunk) and not {'"', "\\"} & set(record.cycle) and min(map(ord, record.cycle)) >= 32:
+        assert found == replace(record, entries=())
+    else:
+        assert found is None
+
+
+def test_a_chunk_whose_name_cannot_be_read_is_not_recognized() -> None:
+    body = encode(SnapshotChunk(cycle="c", as_of=0, count=1, tick=0, number=0, is_last=True, entries=()))
+    assert chunk_without_entries(body) is not None
+    assert chunk_without_entries(body.replace(b'"c"', b'"\xff"')) is None
 
 
 @given(st.binary(max_size=200) | st.binary(max_size=200).map(lambda rest: b'{"v":1,"kind":"schedule",' + rest))

@@ -11,7 +11,7 @@ from typing import Final
 from bide.errors import NewerRecordError, ScheduleRecordError
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
-from bide.schedules.encoding import decode
+from bide.schedules.encoding import chunk_without_entries, decode
 from bide.schedules.fold import FoldResult, ScheduleFold
 from bide.schedules.names import RECORD_OVERHEAD, ScheduleNames
 from bide.schedules.records import Beat, ScheduleRecord, SnapshotChunk
@@ -80,7 +80,7 @@ class LogFollower:
 
     def decode(self, offset: int, exchange: str, body: bytes) -> ScheduleRecord | None:
         """The record in a body; None for one that changes nothing, because it cannot be decoded or is of another
-        exchange.
+        exchange. A chunk of a snapshot has no entries.
 
         Raises:
             NewerRecordError: a later release of bide wrote the record.
@@ -88,7 +88,7 @@ class LogFollower:
         if exchange not in (self._names.gates, self._names.operations):
             return None
         try:
-            return decode(body)
+            return chunk_without_entries(body) or decode(body)
         except NewerRecordError:
             raise
         except ScheduleRecordError as error:

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
-from typing import Final, Self
+from typing import Self
 
+from bide.schedules.encoding import chunk_without_entries
+from bide.schedules.records import SnapshotChunk
 from bide.schedules.state import LogPosition
-
-_CHUNK: Final = re.compile(
-    rb'\{"v":1,"kind":"snapshot","cycle":"(?P<cycle>[^"\\]+)","as_of":(?P<as_of>-?\d+),"count":(?P<count>\d+),'
-    rb'"tick":(?P<tick>\d+),"number":(?P<number>\d+)(?P<is_last>,"is_last":true)?,"entries":'
-)
-"""The beginning of a chunk. Its entries are not decoded to find a snapshot, because that takes most of the time."""
 
 
 @dataclass(slots=True)
@@ -27,20 +22,19 @@ class FoundSnapshot:
         end: the offset of the chunk that was read last, a copy or not.
     """
 
-    name: bytes
+    name: str
     position: LogPosition
     numbers: set[int] = field(default_factory=set)
     last: int | None = None
     end: int = -1
 
     @classmethod
-    def of(cls, head: re.Match[bytes], first_offset: int) -> Self:
-        """A snapshot whose first chunk begins like this."""
-        count = int(head["count"])
+    def of(cls, chunk: SnapshotChunk, first_offset: int) -> Self:
+        """A snapshot whose first chunk is this one."""
         position = LogPosition(
-            offset=int(head["as_of"]), count=count, tick=int(head["tick"]), carried=count, snapshot=first_offset
+            offset=chunk.as_of, count=chunk.count, tick=chunk.tick, carried=chunk.count, snapshot=first_offset
         )
-        return cls(head["cycle"], position)
+        return cls(chunk.cycle, position)
 
     @property
     def is_complete(self) -> bool:
@@ -49,23 +43,23 @@ class FoundSnapshot:
 
     def number_of(self, body: bytes) -> int | None:
         """The number of a chunk of this snapshot; None for any other record."""
-        head = _CHUNK.match(body)
-        return int(head["number"]) if head is not None and head["cycle"] == self.name else None
+        chunk = chunk_without_entries(body)
+        return chunk.number if chunk is not None and chunk.cycle == self.name else None
 
 
 class SnapshotFinder:
     """Finds complete snapshots. Give it the records of gates in their order."""
 
     def __init__(self) -> None:
-        self._cycles: dict[bytes, FoundSnapshot] = {}
+        self._cycles: dict[str, FoundSnapshot] = {}
 
     def add(self, offset: int, body: bytes) -> FoundSnapshot | None:
         """Take the next record. Return its snapshot if the snapshot is complete, again for each copy of a chunk."""
-        if (head := _CHUNK.match(body)) is None:
+        if (chunk := chunk_without_entries(body)) is None:
             return None
-        cycle = self._cycles.setdefault(head["cycle"], FoundSnapshot.of(head, offset))
-        cycle.numbers.add(int(head["number"]))
+        cycle = self._cycles.setdefault(chunk.cycle, FoundSnapshot.of(chunk, offset))
+        cycle.numbers.add(chunk.number)
         cycle.end = offset
-        if head["is_last"]:
-            cycle.last = int(head["number"])
+        if chunk.is_last:
+            cycle.last = chunk.number
         return cycle if cycle.is_complete else None

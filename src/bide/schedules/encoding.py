@@ -11,6 +11,7 @@ Applications may send anything, so any other form is a ``ScheduleRecordError``.
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from bide.errors import NewerRecordError, ScheduleRecordError
@@ -44,6 +45,13 @@ RESERVE: Final = 4_096
 """Bytes that a gate may add to a message: the fields of a snapshot."""
 
 _LARGE: Final = 64_000
+
+_CHUNK: Final = re.compile(
+    rb'\{"v":1,"kind":"snapshot","cycle":"(?P<cycle>[^"\\\x00-\x1f]{1,255})","as_of":(?P<as_of>-1|\d{1,18}),'
+    rb'"count":(?P<count>\d{1,18}),"tick":(?P<tick>\d{1,18}),"number":(?P<number>\d{1,18})'
+    rb'(?P<is_last>,"is_last":true)?,"entries":'
+)
+"""The beginning of a chunk."""
 
 
 def encode(record: ScheduleRecord) -> bytes:
@@ -80,6 +88,28 @@ def decode(body: bytes) -> ScheduleRecord:
     fields.end()
     reader.end()
     return record
+
+
+def chunk_without_entries(body: bytes) -> SnapshotChunk | None:
+    """A chunk as :func:`encode` writes it, but without its entries; None for any other body.
+
+    To decode the entries takes most of the time, and only a gate without an index needs them.
+    """
+    if (head := _CHUNK.match(body)) is None:
+        return None
+    try:
+        cycle = head["cycle"].decode()
+    except UnicodeDecodeError:
+        return None
+    return SnapshotChunk(
+        cycle=cycle,
+        as_of=int(head["as_of"]),
+        count=int(head["count"]),
+        tick=int(head["tick"]),
+        number=int(head["number"]),
+        is_last=head["is_last"] is not None,
+        entries=(),
+    )
 
 
 # -- writing
