@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 
 import bide
 from bide.cli.app import run
+from tests.audited_shop import EVENTS, events
 from tests.spark import on_cluster
 from tests.spark.cluster import ExternalSpark
 from tests.spark.receiving import drain, rest
 from tests.spark.test_replay import put
-from tests.spark.test_replay_audit import EVENTS, events
 from tests.support import Vhost, stream_port
 
 ROWS: Final = 200

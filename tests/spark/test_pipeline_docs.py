@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import bide
+from tests.audited_shop import AuditedShop, fill
 from tests.broker.conftest import SMALL_CLOCK
 from tests.readme import blocks, commands_of, shape
 from tests.spark.receiving import drain, rest
 from tests.spark.test_replay import parked, put
-from tests.spark.test_replay_audit import Shop, fill
 from tests.spark.test_schedule import reminders
 from tests.support import Vhost, stream_port
 from tests.timeouts import TIMEOUT
@@ -118,7 +118,7 @@ def test_the_replay_example_of_a_queue_sends_the_chosen_messages(
 def test_the_replay_example_of_an_audit_sends_the_chosen_messages(
     page: Page, vhost: Vhost, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    shop = Shop(page.spark, vhost, page.place)
+    shop = AuditedShop(vhost, page.place)
     fill(shop, 1)
     page.run("pipeline-replay.md", 1)
     shown = capsys.readouterr().out
@@ -132,7 +132,7 @@ def test_the_audit_example_fills_its_tables(
     page: Page, vhost: Vhost, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("BIDE_STREAM_PORT", str(stream_port(vhost.broker)))
-    shop = Shop(page.spark, vhost, page.place)
+    shop = AuditedShop(vhost, page.place)
 
     async def publish(client: bide.Client) -> None:
         await client.publish(b"1", to="orders", delay="100ms", message_id="m")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 REMINDERS: Final = 300
 SOON: Final = 270
 FAILING: Final = 3
-WAIT: Final = "timedelta(seconds=60)"
+WAIT: Final = "timedelta(seconds=30)"
 
 
 class Reader:

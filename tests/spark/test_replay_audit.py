@@ -2,117 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
 from collections import Counter as Multiset
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 import bide
-from bide.admin.apply import apply
-from bide.amqp.connection import Connection
-from bide.amqp.url import BrokerUrl
 from bide.cli.app import run
 from bide.delay.taps import Retention, taps_of
-from bide.endpoint import Event
 from bide.error_queues import ErrorQueue, Selection
 from bide.errors import FolderInUseError, InvalidInputError
-from bide.pipelines.audit import facts
-from bide.pipelines.audit.folder import Folder
 from bide.pipelines.replay import tap_reader
-from bide.pipelines.replay.from_audit import Choices, chosen_of, failures, find
+from bide.pipelines.replay.choices import Choices
+from bide.pipelines.replay.from_audit import chosen_of, failures, find
 from bide.topology import Queue, Topology
+from tests.audited_shop import AuditedShop, events, fill
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.endpoints import Recorder, running
 from tests.spark.receiving import drain, rest
 from tests.spark.spark_processes import LOCAL, started
 from tests.spark.test_folder_lock import holder_of
 from tests.spark.test_replay import on_the_wire
-from tests.support import Vhost, stream_port
+from tests.support import Vhost
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
-EVENTS = "bide.events"
 # What is said with it is said before Spark is there, which has no such time zone.
 NOWHERE = ("--time-zone", "Mars/Olympus")
 
 
-class Shop:
-    """A virtual host with a tapped clock, an endpoint that fails, and the folder of an audit."""
-
-    def __init__(self, spark: SparkSession, vhost: Vhost, tmp_path: Path) -> None:
-        self.spark, self.url, self.port = spark, vhost.url, stream_port(vhost.broker)
-        self.folder, self.ledger = Folder(str(tmp_path / "audit")), tmp_path / "ledger"
-        asyncio.run(self._put())
-
-    async def _put(self) -> None:
-        events = Queue(EVENTS, arguments={"x-queue-type": "stream"})
-        queues = Topology(queues=[Queue.quorum("orders"), Queue.quorum("errors"), events])
-        connection = await Connection.open(BrokerUrl.parse(self.url))
-        await apply(connection, SMALL_CLOCK.topology())
-        taps = taps_of(SMALL_CLOCK)
-        await apply(connection, taps.topology(Retention()), external=[*taps.sources, *taps.names])
-        await apply(connection, queues)
-        await connection.close()
-
-    async def fail(self, client: bide.Client, number: int) -> None:
-        """Handle messages with an endpoint that discards those with a discount and parks the others."""
-        recorder = Recorder()
-        retry = bide.Retry(immediate=0, delays=["50ms"], discard=(LookupError,))
-        app = bide.Endpoint(
-            "orders", name="shop", error_queue="errors", retry=retry, observers=[bide.EventStream(), recorder]
-        )
-
-        @app.handler
-        async def handle(message: bide.Message) -> None:
-            if message.headers.get("discount"):
-                raise LookupError("no such discount")
-            if message.headers.get("bad"):
-                raise TimeoutError("too slow")
-
-        async with running(app, client, recorder):
-            await recorder.until("processed", "parked", "discarded", count=number)
-
-    def work(self, *steps: Any) -> None:
-        """Take steps with a client."""
-
-        async def all_of_them() -> None:
-            async with bide.connect(self.url, infrastructure=SMALL_CLOCK) as client:
-                for step in steps:
-                    await step(client)
-
-        asyncio.run(all_of_them())
-
-    def audit(self) -> None:
-        """Write the facts down, as a round does, without what follows from them."""
-        self.folder.begin()
-        taps = taps_of(SMALL_CLOCK)
-        self.folder.append(facts.delivered(self._read(taps.delivered), {taps.delivered: "clock"}), "delivered", 0)
-        events = facts.events(self._read(EVENTS))
-        self.folder.append(facts.failed(events), "failed", 0)
-        self.folder.append(facts.processed(events), "processed", 0)
-
-    def _read(self, stream: str) -> DataFrame:
-        source = self.spark.read.format("rabbitmq").option("includeHeaders", True)
-        return source.options(url=self.url, streamPort=str(self.port), stream=stream).load()
-
-    def replay(self, *arguments: object) -> int:
-        return run([*self.command(), *(str(one) for one in arguments)])
-
-    def command(self) -> list[str]:
-        where = ("--url", self.url, "--audit", self.folder.place, "--ledger", str(self.ledger))
-        return ["pipeline", "replay", *where]
-
-
 @pytest.fixture
-def shop(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Iterator[Shop]:
-    yield Shop(spark, vhost, tmp_path / "[eu]")
+def shop(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Iterator[AuditedShop]:
+    yield AuditedShop(vhost, tmp_path / "[eu]")
     # A session is the tests' own: tables that were kept are no longer needed.
     spark.catalog.clearCache()
 
@@ -120,7 +45,7 @@ def shop(spark: SparkSession, vhost: Vhost, tmp_path: Path) -> Iterator[Shop]:
 @pytest.mark.long
 @pytest.mark.slow
 def test_discarded_messages_are_replayed_once(
-    shop: Shop, release: tuple[int, ...], capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, shop: AuditedShop, release: tuple[int, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     async def publish(client: bide.Client) -> None:
         for number in range(4):
@@ -137,7 +62,7 @@ def test_discarded_messages_are_replayed_once(
 
     shop.work(publish, fail)
     shop.audit()
-    known = {row["message_id"]: row for row in failures(shop.spark, shop.folder).collect()}
+    known = {row["message_id"]: row for row in failures(spark, shop.folder).collect()}
     assert {name: row["reason"] for name, row in known.items()} == {
         **dict.fromkeys(("d0", "d1", "d2", "d3", "never-delayed"), "discarded"),
         "p": "parked",
@@ -169,7 +94,7 @@ def test_discarded_messages_are_replayed_once(
     kept = ["a", 1] if release >= (4, 0) else None
     assert [(one.headers.get("tags"), one.headers.get("x-tags")) for one in found] == [(None, kept)] * 4
     assert all(one.history.returned == 1 and one.history.retries == 0 for one in found)
-    rows = chosen_of(shop.spark, Choices(folder=str(shop.ledger)).ledger(1))
+    rows = chosen_of(spark, Choices(folder=str(shop.ledger)).ledger(1))
     rows = rows.selectExpr("message_id", "unix_micros(deliver_at) as due")
     micros = {row["message_id"]: row["due"] for row in rows.collect()}
     assert sorted(one - min(micros.values()) for one in micros.values()) == [0, 3_000_000, 6_000_000, 9_000_000]
@@ -192,31 +117,7 @@ def test_discarded_messages_are_replayed_once(
     assert rest(shop.url, "orders") == []
 
 
-def events(kind: Any, numbers: range) -> list[bide.OutgoingMessage]:
-    """Publish the events of an endpoint for messages without a time of sending."""
-    now = datetime.now(UTC)
-    common = {"kind": kind, "endpoint": "shop", "queue": "orders", "host": "h", "process": 1, "message_type": None,
-              "attempt": 1, "retries": 0, "sent_at": None, "due_at": None, "delivered_at": now, "started_at": now,
-              "ended_at": now, "exception": "ValueError", "text": "no"}  # fmt: skip
-    return [bide.OutgoingMessage(Event(**common, message_id=f"m{number}").to_json(), to=EVENTS) for number in numbers]
-
-
-def fill(shop: Shop, number: int) -> None:
-    """Messages that were delivered, and discarded by an endpoint."""
-
-    async def publish(client: bide.Client) -> None:
-        letters = [
-            bide.OutgoingMessage(b"%d" % n, to="orders", delay="100ms", message_id=f"m{n}") for n in range(number)
-        ]
-        await client.publish_many(letters)
-        await client.publish_many(events("discarded", range(number)))
-
-    shop.work(publish)
-    assert len(drain(shop.url, "orders", number)) == number
-    shop.audit()
-
-
-def test_a_replayed_message_equals_that_of_a_retry(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replayed_message_equals_that_of_a_retry(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:
     """Out of a tap, after a retry, as out of the error queue."""
 
     async def publish(client: bide.Client) -> None:
@@ -251,12 +152,12 @@ async def drop(client: bide.Client, stream: str) -> None:
 
 @pytest.mark.long
 def test_messages_missing_in_the_streams_are_reported(
-    shop: Shop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, shop: AuditedShop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the driver alone, which asks how far a stream goes.
     monkeypatch.setattr(tap_reader, "_TIMEOUT", 3.0)
     fill(shop, 3)
-    given = (shop.spark, shop.folder, Choices(folder=str(shop.ledger)))
+    given = (spark, shop.folder, Choices(folder=str(shop.ledger)))
     assert shop.replay("--where", "sent >") == 2
     assert "the columns are message_id, type, queue," in capsys.readouterr().err
     found = find(*given, url=shop.url, limit=2)
@@ -299,7 +200,7 @@ def test_messages_missing_in_the_streams_are_reported(
 
 
 @pytest.mark.long
-def test_a_limit_counts_only_available_messages(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_counts_only_available_messages(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:
     async def publish(client: bide.Client) -> None:
         await client.publish_many(events("discarded", range(9, 10)))
 
@@ -315,7 +216,7 @@ def test_a_limit_counts_only_available_messages(shop: Shop, capsys: pytest.Captu
     assert "1 that no tap has seen" in capsys.readouterr().err
 
 
-def test_a_second_replay_is_refused_while_the_first_runs(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_second_replay_is_refused_while_the_first_runs(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:
     fill(shop, 2)
     with holder_of(shop.ledger) as process:
         assert shop.replay(*NOWHERE) == 1
@@ -334,7 +235,7 @@ def test_a_second_replay_is_refused_while_the_first_runs(shop: Shop, capsys: pyt
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_a_killed_replay_is_continued(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_killed_replay_is_continued(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:
     """``kill -9`` of Python and JVM while parts are under way, and the same command again."""
     number = 2_400
     fill(shop, number)

@@ -10,6 +10,7 @@ import pytest
 
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder
+from bide.pipelines.replay.fact_tables import fact_tables
 from bide.pipelines.replay.from_audit import failures, locate
 from tests.spark.test_audit_tables import at, digits, happened, ms, native, tapped
 
@@ -32,7 +33,7 @@ def folder(spark: SparkSession, tmp_path: Path) -> Iterator[Folder]:
 def taken(
     spark: SparkSession, folder: Folder, *, ends: Copies, delivered: Copies, scheduled: Copies | None = None
 ) -> dict[str, str | None]:
-    """The name of the copy that is taken of each message that failed."""
+    """The name of the copy that is taken of each message that failed, by both engines."""
     for table, copies in (("scheduled", scheduled or []), ("delivered", delivered)):
         # Each copy is in a stream of its own, by which it is known here.
         messages = tapped(spark, *({**one, "stream": one["name"]} for one in copies))
@@ -41,8 +42,11 @@ def taken(
     events = facts.events(tapped(spark, *ends))
     folder.append(facts.failed(events), "failed", 0)
     folder.append(facts.processed(events), "processed", 0)
-    found = locate(failures(spark, folder), folder).collect()
-    return {row["message_id"]: row["stream"] for row in found}
+    found = {row["message_id"]: row["stream"] for row in locate(failures(spark, folder), folder).collect()}
+    with fact_tables(folder) as tables:
+        here = {row["message_id"]: row["stream"] for row in tables.locate(tables.failures())}
+    assert here == found
+    return found
 
 
 def copy(name: str, message_id: str, *, due: float, sent: float, **more: Any) -> dict[str, Any]:

@@ -18,14 +18,15 @@ import pytest
 import bide
 from bide.cli.app import run
 from bide.error_queues import AuditRecord, read_audit
-from bide.pipelines.replay.from_audit import Choices
+from bide.pipelines.replay.choices import Choices
+from tests.audited_shop import AuditedShop, fill
 from tests.broker.conftest import clock_url
 from tests.broker.receiving import fresh
 from tests.polling import wait_until
 from tests.spark.receiving import drain, rest
 from tests.spark.spark_processes import LOCAL, Counter
 from tests.spark.test_replay import parked, put
-from tests.spark.test_replay_audit import Shop, fill, shop
+from tests.spark.test_replay_audit import shop
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
@@ -109,7 +110,9 @@ def test_no_message_leaves_the_queue_after_an_interruption(
 
 @pytest.mark.long
 @pytest.mark.slow
-def test_no_message_leaves_the_streams_after_an_interruption(shop: Shop, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_message_leaves_the_streams_after_an_interruption(
+    shop: AuditedShop, capsys: pytest.CaptureFixture[str]
+) -> None:
     fill(shop, NUMBER)
     ledger = Choices(folder=str(shop.ledger)).ledger(1)
     with closing(Counter(shop.url, "orders")) as counter:

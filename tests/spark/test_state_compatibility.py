@@ -22,7 +22,8 @@ from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import Sources, run
 from bide.pipelines.ledger import Ledger
-from bide.pipelines.replay.from_audit import Choices, failures, remaining_of, send
+from bide.pipelines.replay.choices import Choices
+from bide.pipelines.replay.from_audit import failures, remaining_of, send, without_earlier
 from bide.pipelines.replay.tap_reader import ReplayRun
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.progress import head_for
@@ -85,7 +86,7 @@ REPLAY: Final = "f123019c90690da158c81a31d63f6230"
 
 def test_digests_of_replays_are_unchanged() -> None:
     given: dict[str, Any] = {"url": "amqp://localhost", "folder": Folder("/audit"), "to": None, "parked": False,
-                             "skip_missing": False, "ledger": None, "part_rows": 2_000}  # fmt: skip
+                             "skip_missing": False, "ledger": None, "part_rows": 2_000, "started": 0.0}  # fmt: skip
     usual = AuditReplay(**given, where=None, limit=None, over=timedelta(0))
     other = AuditReplay(**given, where="endpoint = 'shop'", limit=10, over=timedelta(hours=2))
     assert (usual.plan, other.plan) == (REPLAY, "fedd4f825d29b6290dd79ba430ab850e")
@@ -193,7 +194,7 @@ def test_a_replay_of_version_1_is_continued(
     """Both discarded messages were chosen, in parts of one, and one part was sent."""
     shutil.copytree(HERE / "replay-ledger-v1", tmp_path / "ledger")
     choices = Choices(folder=str(tmp_path / "ledger"))
-    left = [row["message_id"] for row in choices.without_earlier(failures(spark, audit)).collect()]
+    left = [row["message_id"] for row in without_earlier(failures(spark, audit), choices).collect()]
     assert left == ["m-3"], "what was chosen is not chosen again"
     ledger = choices.unfinished(REPLAY, "localhost:5672/")
     assert ledger is not None

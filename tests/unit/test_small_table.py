@@ -272,7 +272,7 @@ def test_the_modules_of_this_process_do_not_import_spark() -> None:
         "sys.modules['pyspark'] = None\n"
         "import bide.pipelines.schedule.small, bide.pipelines.plan.small, bide.pipelines.small_table\n"
         "import bide.pipelines.schedule.progress, bide.pipelines.engine, bide.cli.pipeline.commands\n"
-        "import bide.pipelines.replay.small\n"
+        "import bide.pipelines.replay.small, bide.pipelines.replay.small_audit\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)
 

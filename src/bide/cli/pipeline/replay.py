@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.pipeline.options import engine_options, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
 from bide.cli.pipeline.replay_queue import QueueReplay, engine_for
 from bide.cli.pipeline.replay_view import Stopped
 from bide.cli.running import ended_by_signals
@@ -18,9 +18,10 @@ from bide.cli.settings import Settings, duration_of, json_option, management_opt
 from bide.errors import BideError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from bide.cli.pipeline.engine_choice import EngineChoice
     from bide.pipelines.engine import Engine
-    from bide.pipelines.replay.condition import TextCondition
 
 
 @click.command()
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 @click.option("--where", metavar="SQL", help="SQL condition on the messages. [default: all]")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="Largest number of messages. [default: all]")
 @click.option("--over", metavar="DELAY",
-              help="Time to spread messages over, as 2h. [default: none]")  # fmt: skip
+              help="Time to spread messages over, such as 2h. [default: none]")  # fmt: skip
 @click.option("--to", metavar="QUEUE", help="Queue for all messages. [default: where each failed]")
 @click.option("--allow", multiple=True, metavar="PATTERN",
               help="Send nothing unless all queues match. [default: any]")  # fmt: skip
@@ -77,13 +78,15 @@ def replay(
     With --audit, bide sends copies from the streams of taps, of messages that endpoints discarded or that expired. The
     ledger records what was chosen and sent: the same command finishes an interrupted replay, and repeats only the parts
     that were being sent. Without --ledger, the folder is in ~/.local/state/bide/replay.
+
+    Conditions that only compare columns with text need no Spark, with --queue or with an audit of up to 100 MB.
     """
     from bide.amqp.url import DEFAULT_URL
     from bide.delay.protocol import check_name
 
     if (queue is None) == (audited is None):
         raise click.UsageError("give the source of the messages: either --queue NAME or --audit DIR")
-    _refuse_options_of_other(rest, queue is not None)
+    _refuse_options_of_other_source(rest, queue is not None)
     period = timedelta(0) if over is None else duration_of("--over", over)
     if to is not None:
         check_name("queue", to)
@@ -92,21 +95,18 @@ def replay(
     common = {"url": settings.url or DEFAULT_URL, "to": to, **rest}
     # Errors in the options, of the broker or the ledger are reported before Spark starts.
     if queue is not None:
-        engine, condition = engine_for(rest["where"], choice)
-        if engine.is_spark:
-            refuse_without_spark(engine)
-        job = _from_queue(
-            settings, queue, period, common, engine, condition=condition, dry_run=dry_run, as_json=as_json
-        )
+        job = _from_queue(settings, queue, period, common, choice, dry_run=dry_run, as_json=as_json)
     else:
-        engine = _engine_of_audit(choice)
-        refuse_without_spark(engine)
-        job = _from_audit(settings, audited, period, common, engine, dry_run=dry_run, as_json=as_json)
+        job = _from_audit(
+            settings, audited, period, common, choice, reads_here=reads_here, dry_run=dry_run, as_json=as_json
+        )
     name = f"bide pipeline replay {queue or audited}"
     try:
         with ended_by_signals(), job.lock:
+            engine = job.start()
             if not engine.is_spark:
                 return job.work(None)
+            refuse_without_spark(engine)
             from bide.pipelines.session import spark_errors
 
             with open_session(name, quiet=not settings.verbosity) as spark, spark_errors():
@@ -124,27 +124,20 @@ class _CheckedReplay:
 
     Attributes:
         lock: a lock to hold from before Spark starts until it has stopped.
+        start: chooses the engine, and searches the audit if that is this process.
         work: runs the replay with a session, or without one in this process, and returns the exit code.
         stopped: returns the result after an interruption; None if nothing was started.
         interruptions: the exceptions after which it is printed.
     """
 
     lock: AbstractContextManager[None]
+    start: Callable[[], Engine]
     work: Callable[[Any], int]
     stopped: Callable[[], Stopped | None]
     interruptions: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
 
 
-def _engine_of_audit(choice: EngineChoice) -> Engine:
-    from bide.pipelines.engine import NeedsSparkError
-
-    forced = choice.forced()
-    if forced is not None and forced.is_spark:
-        return forced
-    return choice.refuse(NeedsSparkError("an audit is searched"))
-
-
-def _refuse_options_of_other(given: Mapping[str, Any], is_queue: bool) -> None:
+def _refuse_options_of_other_source(given: Mapping[str, Any], is_queue: bool) -> None:
     wrong = ("parked", "skip_missing", "ledger") if is_queue else ("no_audit",)
     for name in wrong:
         if given[name]:
@@ -157,25 +150,41 @@ def _from_audit(
     place: Any,
     over: timedelta,
     given: Mapping[str, Any],
-    engine: Engine,
+    choice: EngineChoice,
     *,
+    reads_here: bool,
     dry_run: bool,
     as_json: bool,
 ) -> _CheckedReplay:
-    from bide.cli.pipeline.replay_audit import AuditReplay
-    from bide.cli.pipeline.replay_audit import replay as replay_audit
+    forced = choice.forced()
+    if forced is None or not forced.is_spark:
+        # Both engines need PyArrow; without DuckDB, Spark searches the audit.
+        refuse_without(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
+    else:
+        refuse_without_spark(forced)
+
+    from bide.cli.pipeline import replay_audit
     from bide.pipelines.audit.folder import Folder
 
     folder = Folder(place)
     folder.check()
     wanted = {name: value for name, value in given.items() if name != "no_audit"}
-    work = AuditReplay(folder=folder, over=over, **wanted)
-    work.check()
-    return _CheckedReplay(
-        lock=work.lock_ledger(dry_run=dry_run),
-        work=lambda spark: replay_audit(spark, work, engine, dry_run=dry_run, as_json=as_json),
-        stopped=work.stopped,
-    )
+    replay = replay_audit.AuditReplay(folder=folder, over=over, started=settings.started, **wanted)
+    replay.check()
+    found: list[tuple[Engine, replay_audit.TappedMessages | None]] = []
+
+    def start() -> Engine:
+        found.append(replay_audit.search_here(replay, choice, reads_here=reads_here))
+        return found[0][0]
+
+    def work(spark: SparkSession | None) -> int:
+        engine, messages = found[0]
+        if messages is None:
+            assert spark is not None
+            messages = replay_audit.search_with_spark(spark, replay)
+        return replay_audit.replay(messages, replay, engine, dry_run=dry_run, as_json=as_json)
+
+    return _CheckedReplay(lock=replay.lock_ledger(dry_run=dry_run), start=start, work=work, stopped=replay.stopped)
 
 
 def _from_queue(
@@ -183,14 +192,16 @@ def _from_queue(
     queue: str,
     over: timedelta,
     given: Mapping[str, Any],
-    engine: Engine,
+    choice: EngineChoice,
     *,
-    condition: TextCondition | None,
     dry_run: bool,
     as_json: bool,
 ) -> _CheckedReplay:
     from bide.pipelines.replay.queue import FailedIn
 
+    engine, condition = engine_for(given["where"], choice)
+    if engine.is_spark:
+        refuse_without_spark(engine)
     source = FailedIn(
         url=given["url"],
         queue=queue,
@@ -212,6 +223,7 @@ def _from_queue(
     )
     return _CheckedReplay(
         lock=nullcontext(),
+        start=lambda: engine,
         work=lambda spark: replay.work(spark, dry_run=dry_run, as_json=as_json),
         stopped=lambda: replay.stopped[0] if replay.stopped else None,
         interruptions=(KeyboardInterrupt, SystemExit, BideError),

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from bide.pipelines.engine import NeedsSparkError
 from bide.recoverability.failed import FailedMessage
@@ -24,10 +24,13 @@ _COLUMNS: Final[Mapping[str, Callable[[FailedMessage], str | None]]] = {
     "routing_key": lambda message: message.routing_key,
     "id": lambda message: message.id,
 }
-"""The columns of text as they are written in SQL."""
+"""The columns of text of an error queue, as they are written in SQL."""
 
-# Without an escape character, without two quotation marks, which Spark reads as none, and without a variable such as
-# ${env:HOME}, which Spark replaces.
+AUDIT_COLUMNS: Final = ("message_id", "type", "queue", "endpoint", "reason", "exception", "text", "`group`")
+"""The columns of text of an audit."""
+
+# Spark reads a backslash as an escape, leaves out two quotation marks in a row, and replaces variables such as
+# ${env:HOME}. Text with one of these is left to Spark.
 _LITERAL: Final = r"'(?:[^'\\$]|\$(?!\{))*'"
 _TERM: Final = re.compile(
     rf"""\s*(?P<column>{"|".join(_COLUMNS)})
@@ -41,7 +44,7 @@ _TERM: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class TextCondition:
-    """A condition that all of its comparisons have to meet.
+    """A condition of comparisons, all of which have to hold.
 
     Attributes:
         text: the condition in SQL.
@@ -52,8 +55,11 @@ class TextCondition:
     comparisons: tuple[tuple[str, Callable[[str], bool]], ...]
 
     @classmethod
-    def parse(cls, text: str) -> TextCondition:
+    def parse(cls, text: str, columns: Collection[str] = tuple(_COLUMNS)) -> TextCondition:
         """Parse a condition such as ``exception like 'Timeout%' and endpoint = 'orders'``.
+
+        Args:
+            columns: the columns of text, by default those of an error queue.
 
         Raises:
             NeedsSparkError: the condition has anything but comparisons (``=``, ``<>``, ``like``, ``in``) of columns of
@@ -63,7 +69,7 @@ class TextCondition:
         place = 0
         while True:
             match = _TERM.match(text, place)
-            if match is None:
+            if match is None or match["column"].lower() not in columns:
                 raise NeedsSparkError("the condition is more than comparisons of columns with text")
             found.append((match["column"].lower(), _comparison(match)))
             place = match.end()
@@ -71,12 +77,20 @@ class TextCondition:
                 return cls(text, tuple(found))
 
     def holds(self, message: FailedMessage) -> bool:
-        """Whether a message meets the condition."""
-        for column, compare in self.comparisons:
-            value = _COLUMNS[column](message)
-            if value is None or not compare(value):
-                return False
-        return True
+        """Whether a message of an error queue meets the condition."""
+        return self._holds(lambda column: _COLUMNS[column](message))
+
+    def holds_for(self, row: Mapping[str, Any]) -> bool:
+        """Whether a failure of an audit meets the condition.
+
+        Args:
+            row: the values by column, with the name ``group`` without quotes.
+        """
+        return self._holds(lambda column: row[column.strip("`")])
+
+    def _holds(self, value_of: Callable[[str], str | None]) -> bool:
+        values = ((value_of(column), compare) for column, compare in self.comparisons)
+        return all(value is not None and compare(value) for value, compare in values)
 
 
 def _comparison(match: re.Match[str]) -> Callable[[str], bool]:
@@ -92,7 +106,7 @@ def _expression_of(pattern: str) -> re.Pattern[str]:
     """A pattern of ``like`` as a regular expression."""
     first, *others = ("".join("." if one == "_" else re.escape(one) for one in part) for part in pattern.split("%"))
     if others:
-        # The first place of each part is as good as any later one. Without backtracking, the time is linear.
+        # It is enough to find each part at its first place. Atomic groups do not backtrack, so the time is linear.
         *middle, last = others
         first += "".join(f"(?>.*?{part})" for part in middle) + f".*{last}"
     return re.compile(first, re.DOTALL)

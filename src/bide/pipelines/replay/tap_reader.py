@@ -59,11 +59,11 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRun:
-    """The operation that messages are sent by.
+    """A replay as an operation on a broker.
 
     Attributes:
         url: the URL of the broker, with the password.
-        run: the id of the operation.
+        run: the id of the operation, which the copies carry as a header.
     """
 
     url: str = field(repr=False)
@@ -71,7 +71,7 @@ class ReplayRun:
 
 
 def held_offsets(url: str, wanted: Mapping[str, int]) -> dict[str, range]:
-    """The offsets that each stream has; streams that are empty or do not exist are left out.
+    """The range of offsets of each stream. Streams that are empty or do not exist are left out.
 
     Args:
         wanted: stream -> the highest offset of interest; later offsets are not looked up.
