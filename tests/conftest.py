@@ -221,6 +221,13 @@ def no_handler_stays() -> Iterator[None]:
             root.removeHandler(handler)
 
 
+@pytest.fixture(autouse=True)
+def no_spark_session(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide the Spark session that a test has left in this process: commands of the pipeline would use it."""
+    if "pyspark.sql" in sys.modules and "spark" not in request.path.relative_to(request.config.rootpath).parts:
+        monkeypatch.setattr(sys.modules["pyspark.sql"].SparkSession, "getActiveSession", lambda: None)
+
+
 @pytest.fixture(scope="session")
 def rabbitmq() -> Rabbitmq:
     """The RabbitMQ under test, for tests that start brokers of their own."""

@@ -136,9 +136,7 @@ def test_a_uri_for_the_figures_is_left_to_spark(tmp_path: Path, monkeypatch: pyt
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_options_decide_on_the_engine_before_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Tests with a Spark session may have run in this process.
-    monkeypatch.setitem(sys.modules, "pyspark.sql", None)
+def test_the_options_decide_on_the_engine_before_the_input() -> None:
     assert EngineChoice(configuration={}).forced() is None
     assert str(EngineChoice(configuration={}, wanted="spark").forced()) == "Spark, because --engine spark was given"
     assert str(EngineChoice(configuration={}, master="local[2]").forced()) == "Spark, because --master was given"

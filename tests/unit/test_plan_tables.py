@@ -32,12 +32,6 @@ SENT = datetime(2026, 11, 21, 6, tzinfo=UTC)
 MILLISECOND = timedelta(milliseconds=1)
 
 
-@pytest.fixture(autouse=True)
-def _no_session(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the Spark session that another test has started in this process, which a plan would use."""
-    monkeypatch.delitem(sys.modules, "pyspark.sql", raising=False)
-
-
 def at(*milliseconds: int) -> pa.Array:
     return pa.array([SENT + one * MILLISECOND for one in milliseconds], pa.timestamp("us", "UTC"))
 

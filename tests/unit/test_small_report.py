@@ -226,8 +226,6 @@ def test_pending_messages_without_a_due_hour_are_not_drawn(tmp_path: Path) -> No
 def test_without_duckdb_spark_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "messages", messages())
     monkeypatch.setitem(sys.modules, "duckdb", None)
-    # Tests with a Spark session may have run in this process.
-    monkeypatch.delitem(sys.modules, "pyspark.sql", raising=False)
     choice = EngineChoice(configuration={})
     engine, figures = _count_here(str(tmp_path), choice, timedelta(minutes=10), reads_here=True)
     assert (engine, figures) == (Engine(True, "DuckDB is missing"), None)
