@@ -15,6 +15,7 @@ from typing import ParamSpec, TypeVar
 
 import pytest
 
+from bide.errors import ScheduleIndexError
 from bide.gate import partition_index
 from bide.gate.log_reader import LogRecord
 from bide.gate.partition_index import PartitionIndex
@@ -279,4 +280,27 @@ async def test_many_records_for_a_key_are_applied_in_their_order(tmp_path: Path)
     applied = await index.apply(records, is_leading=True)
     assert [one.how for one in applied.dropped] == ["superseded"] * 29 + ["cancelled"]
     assert (applied.waiting, applied.next_due) == (1, 5_000)
+    await index.close()
+
+
+def allow_texts(index: PartitionIndex, size: int) -> None:
+    """Let SQLite refuse texts and messages that are longer, as it refuses them when there is no memory."""
+    index._index._sql.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, size)
+
+
+async def test_no_schedule_is_missing_after_an_error_while_new_ones_are_written(tmp_path: Path) -> None:
+    path = tmp_path / "index.db"
+    index = PartitionIndex(path, PARTITION, NAMES, "mine")
+    await index.open()
+    await index.apply([schedule(0)], is_leading=False)
+    allow_texts(index, 1_000)
+    keys = islice((key for key in map(str, count()) if partition_of(key) == PARTITION), 20)
+    many = [schedule(number, key=key, size=10 if number < 15 else 2_000) for number, key in enumerate(keys, 1)]
+    with pytest.raises(ScheduleIndexError):
+        await index.apply(many, is_leading=False)
+    await index.close()
+    index = PartitionIndex(path, PARTITION, NAMES, "mine")
+    await index.open()
+    applied = await index.apply([], is_leading=False)
+    assert (applied.position.offset, applied.waiting) == (0, 1)
     await index.close()

@@ -215,10 +215,11 @@ class PartitionIndex:
                 applied.count += 1
                 if self._follower.has_missed or time.monotonic() > until:
                     break
+            # Before the end of the batch: they write what was added, and an error has to undo the rest, too.
+            applied.next_due = state.next_due()
+            applied.waiting = state.waiting_count
         applied.has_missed = self._follower.has_missed
         applied.position = replace(state.position)
-        applied.next_due = state.next_due()
-        applied.waiting = state.waiting_count
         return applied
 
     @contextmanager
