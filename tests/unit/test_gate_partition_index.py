@@ -304,3 +304,18 @@ async def test_no_schedule_is_missing_after_an_error_while_new_ones_are_written(
     applied = await index.apply([], is_leading=False)
     assert (applied.position.offset, applied.waiting) == (0, 1)
     await index.close()
+
+
+async def test_an_index_is_closed_even_if_its_changes_cannot_be_kept(tmp_path: Path) -> None:
+    """The gate reads them in the log again."""
+    path = tmp_path / "index.db"
+    index = PartitionIndex(path, PARTITION, NAMES, "mine")
+    await index.open()
+    for number in range(2):
+        await index.apply([schedule(number)], is_leading=False)
+    allow_texts(index, 20)
+    await index.close()
+    index = PartitionIndex(path, PARTITION, NAMES, "mine")
+    await index.open()
+    assert index.position.offset == 0
+    await index.close()

@@ -105,10 +105,15 @@ class ScheduleIndex:
         self.state = SqliteState(self._sql)
 
     def close(self) -> None:
-        """Close the file."""
-        self._checkpoints.wait()
-        self._sql.close()
-        os.close(self._lock)
+        """Keep the changes of all batches, if that is possible, and close the file."""
+        try:
+            self.commit()
+        except sqlite3.Error as error:
+            log.warning("the gate reads its last records again when it starts: %s: %s", self._path, error)
+        finally:
+            self._checkpoints.wait()
+            self._sql.close()
+            os.close(self._lock)
 
 
 class _Checkpoints:

@@ -153,7 +153,6 @@ class PartitionIndex:
     def _close(self) -> None:
         if hasattr(self, "_index"):
             self._frozen.close()
-            self._index.commit()
             self._index.close()
 
     def _recreate(self) -> None:
