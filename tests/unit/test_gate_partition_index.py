@@ -319,3 +319,18 @@ async def test_an_index_is_closed_even_if_its_changes_cannot_be_kept(tmp_path: P
     await index.open()
     assert index.position.offset == 0
     await index.close()
+
+
+async def test_a_commit_of_several_batches_is_done_in_the_thread(tmp_path: Path, clock: Clock) -> None:
+    """It writes many pages and may do a checkpoint, which waits for the disk."""
+    thread, found = WatchedThread(), list[int]()
+    index = PartitionIndex(tmp_path / "index.db", PARTITION, NAMES, "mine", executor=thread)
+    await index.open()
+    for number, (clock.now, is_leading) in enumerate(
+        ((0.0, False), (1.0, False), (5.0, False), (5.1, False), (5.2, True), (5.3, True))
+    ):
+        before = thread.calls
+        await index.apply([schedule(number)], is_leading=is_leading)
+        found.append(thread.calls - before)
+    assert found == [0, 0, 1, 0, 1, 0]
+    await index.close()

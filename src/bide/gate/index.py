@@ -81,9 +81,14 @@ class ScheduleIndex:
             self.state.reload()
             raise
 
+    @property
+    def is_uncommitted(self) -> bool:
+        """Whether there are batches that were not committed."""
+        return self._sql.in_transaction
+
     def commit(self) -> None:
         """Keep the changes of all batches."""
-        if self._sql.in_transaction:
+        if self.is_uncommitted:
             self.state.flush()
             self._sql.execute("COMMIT")
             self._checkpoints.step()

@@ -177,7 +177,7 @@ class PartitionIndex:
         self._begin()
 
     async def apply(self, records: Sequence[LogRecord], *, is_leading: bool) -> AppliedRecords:
-        """Apply records, as many as 50 ms suffice for, in one transaction.
+        """Apply records, as many as 50 ms suffice for if the gate leads, otherwise 1 s, and all in one transaction.
 
         Args:
             is_leading: whether to make answers to operations, and to list what is claimed.
@@ -186,7 +186,9 @@ class PartitionIndex:
             NewerRecordError: a later release of bide wrote one of them.
         """
         decoded = self._decode_few(records)
-        are_brief = bool(decoded) and all(_is_brief(one) for one in decoded)
+        # A commit of several batches writes many pages, and may wait for the disk.
+        commits_many = self._index.is_uncommitted and (is_leading or time.monotonic() >= self._commit_at)
+        are_brief = bool(decoded) and not commits_many and all(_is_brief(one) for one in decoded)
         applied = await (self._thread.run_brief if are_brief else self._thread.run)(
             self._apply, records, decoded, is_leading
         )
