@@ -334,3 +334,18 @@ async def test_a_commit_of_several_batches_is_done_in_the_thread(tmp_path: Path,
         found.append(thread.calls - before)
     assert found == [0, 0, 1, 0, 1, 0]
     await index.close()
+
+
+async def test_the_due_times_of_a_snapshot_are_read_in_the_thread(tmp_path: Path) -> None:
+    """The first batch after it may be applied in the event loop."""
+    queries = list[str]()
+    index = PartitionIndex(tmp_path / "index.db", PARTITION, NAMES, "mine")
+    await index.open()
+    await index.clear()
+    (chunk,) = snapshot.cut("c", position := LogPosition(offset=7, count=8), [waiting(KEY)])
+    await index.put_chunk(encode(chunk), position)
+    index._index._sql.set_trace_callback(queries.append)
+    applied = await index.apply([schedule(8)], is_leading=False)
+    assert applied.waiting == 1
+    assert not [one for one in queries if one.startswith("SELECT target, due FROM waiting INDEXED")]
+    await index.close()

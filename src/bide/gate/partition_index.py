@@ -146,8 +146,6 @@ class PartitionIndex:
 
     def _open(self) -> None:
         self._index = ScheduleIndex(self._path)
-        # The first count reads all due times, which takes a second for ten million: here it does so in the thread.
-        log.debug("%d schedules wait in %s", self._index.state.waiting_count, self._path)
         self._begin()
 
     def _close(self) -> None:
@@ -162,6 +160,8 @@ class PartitionIndex:
 
     def _begin(self) -> None:
         state = self._index.state
+        # The first count reads all due times, which takes a second for ten million: here it does so in the thread.
+        log.debug("%d schedules wait in %s", state.waiting_count, self._path)
         self._follower = LogFollower(ScheduleFold(state, self._partition), self._names)
         self.position = replace(state.position)
 
