@@ -80,7 +80,7 @@ class PartitionStatus:
         partition: its number.
         is_leading: whether this gate leads it.
         waiting: schedules that wait.
-        under_way: occurrences that this gate delivers at the moment, or will send again.
+        under_way: claimed occurrences that this gate is sending, or will send: when they are due, or again.
         lag: seconds since this gate sent the latest of its beats that it has read back. A gate that keeps up with the
             log has a lag below two seconds. None before the first beat was read.
     """

@@ -341,7 +341,7 @@ _GATE_COUNTS: Final = ("claimed", "cancelled", "superseded", "skipped")
 _GATE_GAUGES: Final[tuple[tuple[str, str, Callable[[PartitionStatus], float | None]], ...]] = (
     ("leading", "1 if this gate leads the partition.", lambda one: float(one.is_leading)),
     ("waiting", "Schedules that wait.", lambda one: one.waiting),
-    ("under_way", "Occurrences that this gate delivers, or will send again.", lambda one: one.under_way),
+    ("under_way", "Claimed occurrences that this gate is sending, or will send.", lambda one: one.under_way),
     ("lag_seconds", "Age of the latest beat of this gate that it has read back from the log.", lambda one: one.lag),
 )
 
