@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections import Counter as Multiset
 from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from pyarrow import parquet
@@ -20,7 +22,15 @@ from bide.errors import InvalidInputError
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.replay import tap_reader
 from bide.pipelines.replay.choices import Choices
-from bide.pipelines.replay.small_audit import FoundInProcess, check_small, chosen_of, find, record, remaining_of
+from bide.pipelines.replay.small_audit import (
+    FoundInProcess,
+    TappedFailure,
+    check_small,
+    chosen_of,
+    find,
+    record,
+    remaining_of,
+)
 from bide.topology import Queue, Topology
 from tests.audited_shop import AuditedShop, events, fill
 from tests.broker.conftest import SMALL_CLOCK
@@ -266,6 +276,37 @@ def test_large_audits_and_choices_are_left_to_spark(
         )
         assert done.returncode == 2
         assert done.stderr.endswith(f"; Spark is needed because {reason}\n")
+
+
+def test_large_earlier_choices_are_left_to_spark(shop: AuditedShop) -> None:
+    fill(shop, 3)
+    many = [
+        TappedFailure(message_id=str(uuid4()), queue="orders", failed_at=number, stream="tap", offset=number)
+        for number in range(50_000)
+    ]
+    record(Choices(folder=str(shop.ledger)), many, plan="shop", broker="localhost")
+    with pytest.raises(NeedsSparkError, match=r"^the earlier choices have .* MB, more than 1\.0 MB$"):
+        found_in(shop, largest=1_000_000)
+    assert len(found_in(shop).messages) == 3
+
+
+@pytest.mark.parametrize("is_finished", [False, True])
+def test_a_broken_file_of_a_choice_is_named(
+    shop: AuditedShop, capsys: pytest.CaptureFixture[str], is_finished: bool
+) -> None:
+    fill(shop, 3)
+    assert shop.replay() == 0
+    ledger = Choices(folder=str(shop.ledger)).ledger(1)
+    if not is_finished:
+        Path(ledger.folder, "part-00000.json").unlink()
+    capsys.readouterr()
+    (file,) = Path(ledger.folder, "chosen").glob("*.parquet")
+    file.write_bytes(file.read_bytes()[:-10])
+    assert shop.replay("--engine", "local") == 2
+    assert f"bide: the chosen messages in {file} cannot be read" in capsys.readouterr().err
+    shutil.rmtree(file.parent)
+    assert shop.replay("--engine", "local") == 2
+    assert f"bide: the chosen messages in {file.parent} cannot be read" in capsys.readouterr().err
 
 
 def test_a_broken_file_of_the_audit_is_named(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:

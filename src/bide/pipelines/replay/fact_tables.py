@@ -52,15 +52,23 @@ class FactTables:
         self.size = size
         self._database = database
 
-    def failures(self) -> list[dict[str, Any]]:
+    def failures(self, *, earlier: pa.Table | None = None) -> list[dict[str, Any]]:
         """The failures, with the oldest first; see :func:`bide.pipelines.replay.queries.failures`.
 
         Times are in microseconds since the Unix epoch. The conditions of this process compare columns of text only, so
         other columns are left out.
+
+        Args:
+            earlier: failures to leave out, with the columns :data:`bide.pipelines.replay.choices.KEY`.
         """
+        new = ""
+        if earlier is not None:
+            self.add("earlier", earlier)
+            same = " and ".join(f"e.{name} = f.{name}" for name in KEY)
+            new = f"where not exists (select 1 from earlier as e where {same})"
         times = {name: f"unix_micros(f.{name})" for name in ("failed_at", "sent")}
         selected = ", ".join(times.get(name, f"f.{name}") for name in _FOUND)
-        query = f"select {selected} from ({queries.failures('failed', 'processed')}) as f order by f.place"
+        query = f"select {selected} from ({queries.failures('failed', 'processed')}) as f {new} order by f.place"
         return [dict(zip(_FOUND, row, strict=True)) for row in self._database.execute(query).fetchall()]
 
     def locate(self, chosen: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

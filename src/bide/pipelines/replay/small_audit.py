@@ -18,6 +18,7 @@ from uuid import uuid4
 import pyarrow as pa
 from pyarrow import fs, parquet
 
+from bide.errors import InvalidInputError
 from bide.pipelines.audit.columns import MOMENT
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import is_hidden
@@ -48,6 +49,7 @@ _CHOSEN_SCHEMA: Final = pa.schema(
         *(("offset", pa.int64()), ("deliver_at", MOMENT), ("part", pa.int32())),
     ]
 )
+_NOTHING: Final = _CHOSEN_SCHEMA.empty_table()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,20 +105,20 @@ def find(
 
     Args:
         condition: a condition on the columns :data:`bide.pipelines.replay.condition.AUDIT_COLUMNS`.
-        largest: the largest size in bytes of the tables that are read; None for any size.
+        largest: the largest size in bytes of the tables that are read, and of all earlier choices; None for any size.
 
     Raises:
-        InvalidInputError: a file of the audit is incomplete, or was removed.
+        InvalidInputError: a file of the audit or of an earlier choice is incomplete, or was removed.
         BrokerError: the broker cannot be reached, or refuses.
-        NeedsSparkError: the folder is a URI, or the tables are too large, or only Spark can read them.
+        NeedsSparkError: the folder is a URI, or the tables or the earlier choices are too large, or only Spark can read
+            the tables.
     """
-    earlier = {_key(row) for ledger in choices.all() for row in _rows_of(chosen_of(ledger))}
     with fact_tables(folder, largest=largest) as tables:
-        known = [
-            row
-            for row in tables.failures()
-            if _key(row) not in earlier and (condition is None or condition.holds_for(row))
-        ]
+        earlier = choices.all()
+        _refuse_large(earlier, "the earlier choices have", largest)
+        keys = pa.concat_tables([chosen.select(KEY) for chosen in (_NOTHING, *map(chosen_of, earlier))])
+        found = tables.failures(earlier=keys)
+        known = [row for row in found if condition is None or condition.holds_for(row)]
         chosen = [row for row in known if parked or row["reason"] != "parked"]
         located = tables.locate(chosen if skip_missing else chosen[:limit])
     seen = [row for row in located if row["stream"] is not None]
@@ -168,13 +170,20 @@ def record(
 
 
 def chosen_of(ledger: Ledger) -> pa.Table:
-    """The messages of a choice, with their due times and parts."""
-    tables = [_CHOSEN_SCHEMA.empty_table()]
+    """The messages of a choice, with their due times and parts.
+
+    Raises:
+        InvalidInputError: a file of the choice cannot be read, or the files were removed.
+    """
+    tables = [_NOTHING]
     for one, files in _chosen_files(ledger):
-        with files.open_input_file(one.path) as file:
-            # Spark writes times of the type INT96.
-            rows = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us").read(columns=_CHOSEN_SCHEMA.names)
-        tables.append(rows.select(_CHOSEN_SCHEMA.names).cast(_CHOSEN_SCHEMA))
+        try:
+            with files.open_input_file(one.path) as file:
+                # Spark writes times of the type INT96.
+                rows = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us").read(columns=_CHOSEN_SCHEMA.names)
+            tables.append(rows.select(_CHOSEN_SCHEMA.names).cast(_CHOSEN_SCHEMA))
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(one.path, error) from error
     return pa.concat_tables(tables)
 
 
@@ -185,10 +194,15 @@ def check_small(ledger: Ledger, *, largest: int | None) -> str:
         largest: the largest size of the files in bytes; None for any size.
 
     Raises:
+        InvalidInputError: the files of the choice were removed.
         NeedsSparkError: the choice is too large.
     """
-    size = sum(one.size for one, _ in _chosen_files(ledger))
-    shown = f"the unfinished choice has {in_bytes(size)}"
+    return _refuse_large([ledger], "the unfinished choice has", largest)
+
+
+def _refuse_large(ledgers: Sequence[Ledger], what: str, largest: int | None) -> str:
+    size = sum(one.size for ledger in ledgers for one, _ in _chosen_files(ledger))
+    shown = f"{what} {in_bytes(size)}"
     if largest is not None and size > largest:
         raise NeedsSparkError(f"{shown}, more than {in_bytes(largest)}")
     return shown
@@ -231,9 +245,20 @@ def send(ledger: Ledger, replay: ReplayRun, *, to: str | None = None, skip_missi
 
 def _chosen_files(ledger: Ledger) -> Iterator[tuple[fs.FileInfo, fs.FileSystem]]:
     files, place = fs.FileSystem.from_uri(_chosen_folder(ledger))
-    for one in files.get_file_info(fs.FileSelector(place)):
+    try:
+        found = files.get_file_info(fs.FileSelector(place))
+    except OSError as error:
+        raise _unreadable(place, error) from error
+    for one in found:
         if one.is_file and not is_hidden(one.base_name):
             yield one, files
+
+
+def _unreadable(path: str, error: Exception) -> InvalidInputError:
+    return InvalidInputError(
+        f"the chosen messages in {path} cannot be read ({error}): restore them, or name another ledger, with which "
+        "messages of earlier replays are sent again"
+    )
 
 
 def _chosen_folder(ledger: Ledger) -> str:
@@ -244,10 +269,6 @@ def _rows_of(chosen: pa.Table) -> list[dict[str, Any]]:
     """The rows of a choice, with times in microseconds."""
     numbers = pa.schema([(one.name, pa.int64() if one.type == MOMENT else one.type) for one in chosen.schema])
     return chosen.cast(numbers).to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
-
-
-def _key(row: dict[str, Any]) -> tuple[Any, ...]:
-    return tuple(row[name] for name in KEY)
 
 
 def _wanted(one: TappedFailure, to: str | None) -> Wanted:
