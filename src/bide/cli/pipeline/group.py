@@ -43,8 +43,9 @@ _OUTCOMES = ("sent", "rejected", "dropped")
 def pipeline() -> None:
     """Run jobs on many messages: in this process, or with Spark on this machine or, with --master, on a cluster.
 
-    Small inputs of schedule, audit --once, plan and report need no Spark, and neither do plans from rates and most
-    replays of an error queue: bide[pipeline] is enough. Other inputs need bide[spark] and Java 17 or later.
+    Small inputs of schedule, audit --once, plan, report and replay --audit need no Spark, and neither do plans from
+    rates and most replays of an error queue: bide[pipeline] is enough. Other inputs need bide[spark] and Java 17 or
+    later.
     """
 
 
