@@ -110,6 +110,8 @@ def find(
         InvalidInputError: the condition is invalid.
         BrokerError: the broker cannot be reached, or refuses.
     """
+    # An audit in this process adds files without Spark, whose cache of an earlier search does not know them.
+    spark.catalog.refreshByPath(for_spark(folder.place))
     known = keep(choose(without_earlier(failures(spark, folder), choices), where=where), where)
     left_out = 0 if parked else known.where("reason = 'parked'").count()
     chosen = choose(known, where=None if parked else "reason <> 'parked'", limit=None if skip_missing else limit)
