@@ -197,10 +197,6 @@ class DeliveryQueue:
             if self._reported.pop(one, None) is not None:
                 self._forget(one)
 
-    def next_at(self) -> float | None:
-        """When the next refused occurrence is to be sent again; None if there is none."""
-        return self._retries[0][0] if self._retries else None
-
     def release(self) -> None:
         """Leave the occurrences that were not sent yet to another gate."""
         for queued in self._queued.values():
