@@ -123,6 +123,11 @@ def is_hidden(name: str) -> bool:
     return name.startswith(".") or (name.startswith("_") and "=" not in name) or name.endswith("._COPYING_")
 
 
+def is_below_hidden(path: str, root: str) -> bool:
+    """Whether Spark ignores a file below *root*, because of its name or of a folder's."""
+    return any(is_hidden(part) for part in path.removeprefix(root).split("/"))
+
+
 def runs_here(master: str | None) -> bool:
     """Whether a session with this master runs on this machine alone, as far as is known before the session starts."""
     return master.startswith("local") if master is not None else not is_submitted()

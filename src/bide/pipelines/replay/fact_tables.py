@@ -13,7 +13,7 @@ from pyarrow import fs
 
 from bide.pipelines.audit.columns import FACTS, MOMENT, arrow_schema
 from bide.pipelines.engine import NeedsSparkError
-from bide.pipelines.formats import is_hidden, is_uri
+from bide.pipelines.formats import is_below_hidden, is_uri
 from bide.pipelines.memory_database import memory_database
 from bide.pipelines.replay import queries
 from bide.pipelines.replay.choices import KEY
@@ -131,7 +131,7 @@ def _files_of(folder: Folder, table: str) -> list[fs.FileInfo]:
     """The files of a table that Spark reads too."""
     root = folder.path(table)
     found = folder.files.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
-    return [one for one in found if one.is_file and not any(map(is_hidden, one.path.removeprefix(root).split("/")))]
+    return [one for one in found if one.is_file and not is_below_hidden(one.path, root)]
 
 
 def _with_schema(rows: pa.Table, table: str, schema: pa.Schema) -> pa.Table:

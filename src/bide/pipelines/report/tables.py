@@ -8,7 +8,7 @@ from typing import Any, Final, Protocol
 from pyarrow import ArrowInvalid, fs
 
 from bide.errors import InvalidColumnError, InvalidInputError
-from bide.pipelines.formats import is_hidden
+from bide.pipelines.formats import is_below_hidden
 
 COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "messages": {
@@ -130,11 +130,6 @@ def files_of(folder: str, name: str) -> list[fs.FileInfo]:
         if files.get_file_info(root).type != fs.FileType.Directory:
             raise InvalidInputError(f"there is no folder {folder}: name the folder that the audit writes to")
         selector = fs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True, recursive=True)
-        return [one for one in files.get_file_info(selector) if one.is_file and not _hidden(one.path, root)]
+        return [one for one in files.get_file_info(selector) if one.is_file and not is_below_hidden(one.path, root)]
     except (ArrowInvalid, OSError) as error:
         raise InvalidInputError(f"the folder {folder} cannot be read: {error}; name another folder") from error
-
-
-def _hidden(path: str, root: str) -> bool:
-    """Whether Spark ignores a file."""
-    return any(is_hidden(part) for part in path.removeprefix(root).split("/"))
