@@ -142,3 +142,32 @@ async def test_a_publish_does_not_wait_for_the_end_of_a_pause_in_the_background(
         proxy.refusing = False
         await asyncio.wait_for(client.publish(b"", to=queue), 20)
         assert client.connected
+
+
+async def test_a_publish_does_not_wait_for_a_pause_after_a_failed_attempt_in_the_background(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publish begins while the attempt is under way, so before the pause."""
+    events, queue = Events(), fresh("q")
+    async with bide.connect(proxy.url, on_disconnected=events.disconnected) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        # A connection that breaks within a second is opened again after a pause.
+        await asyncio.sleep(1.1)
+        # From now on, pauses are longer than this test may take.
+        monkeypatch.setattr("bide.runtime.backoff.Backoff.next", lambda self: 1000.0)
+        before = proxy.accepted
+        proxy.stall()
+        proxy.cut()
+
+        async def is_trying() -> bool:
+            return proxy.accepted > before
+
+        await eventually(is_trying)
+        publishing = asyncio.ensure_future(client.publish(b"", to=queue))
+        # More than the steps that a publish takes until it waits for the connection.
+        for _ in range(100):
+            await asyncio.sleep(0)
+        proxy.cut()
+        proxy.moving.set()
+        await asyncio.wait_for(publishing, 20)
+        assert client.connected

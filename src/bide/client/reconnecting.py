@@ -91,7 +91,8 @@ class ReconnectingConnection:
             return await self._open_until_success()
         self._callers += 1
         if self._callers == 1:
-            # The first caller after a while does not wait for the end of a pause in the background.
+            # The first caller after a while does not wait for the end of a pause in the background, nor for the pause
+            # after an attempt that is under way.
             self._pause_ended.set()
         try:
             return await self._open_until_success()
@@ -165,12 +166,14 @@ class ReconnectingConnection:
             self._backoff.reset()
             return
         self._backoff.limit(LONGEST_FLAPPING_PAUSE.total_seconds())
+        self._pause_ended.clear()
         await self._pause()
 
     async def _open(self) -> None:
         if self._closed.is_set():
             return
         was_open = self._opened_at is not None
+        self._pause_ended.clear()
         try:
             connection = await Connection.open(self.url, last=self._left_address)
         except InvalidUrlError:
@@ -242,7 +245,6 @@ class ReconnectingConnection:
     async def _pause(self) -> None:
         if self._closed.is_set():
             return
-        self._pause_ended.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(self._backoff.next()):
                 await self._pause_ended.wait()
