@@ -367,22 +367,22 @@ async def test_slow_inputs_and_callers_do_not_count_against_the_timeout(clock_ur
 
     async def slow() -> AsyncIterator[OutgoingMessage]:
         for _ in range(2):
-            await asyncio.sleep(1.4)  # longer than the time limit
+            await asyncio.sleep(2.4)  # longer than the time limit
             yield OutgoingMessage(b"", to=queue)
 
     def blocking() -> Iterator[OutgoingMessage]:
         for _ in range(2):
             yield OutgoingMessage(b"", to=queue)
-            time.sleep(1.4)  # longer than the time limit
+            time.sleep(2.4)  # longer than the time limit
 
-    async with bide.connect(clock_url, timeout="1s") as client:
+    async with bide.connect(clock_url, timeout="2s") as client:
         assert (await client.publish_many(slow())).confirmed == 2
         assert (await client.publish_many(blocking())).confirmed == 2
         seen = 0
         async for one in client.publish_many(OutgoingMessage(b"", to=queue) for _ in range(600)):
             assert one.status == "confirmed"
             if seen % 300 == 0:
-                await asyncio.sleep(1.4)  # longer than the time limit
+                await asyncio.sleep(2.4)  # longer than the time limit
             seen += 1
     assert seen == 600
 

@@ -335,9 +335,9 @@ async def test_a_large_message_is_recorded(vhost: Vhost, vhost_connection: Conne
 def test_the_sync_client_has_the_same_methods(vhost: Vhost) -> None:
     with bide.connect_sync(vhost.url) as client:
         client.declare(NAMES.topology())
-    with bide.connect_sync(vhost.url, timeout="2s") as client:
         made = client.schedule(b"x", key="k", to="q", delay="1d")
         assert made.outcome is bide.ScheduleOutcome.SCHEDULED
+    with bide.connect_sync(vhost.url, timeout="2s") as client:
         with pytest.raises(NoGateAnswerError):
             client.cancel("k")
         with pytest.raises(NoGateAnswerError):

@@ -93,7 +93,7 @@ async def test_only_a_body_over_the_limit_of_the_broker_fails(own_broker: LocalB
 async def test_an_alarm_makes_publishers_wait(own_broker: LocalBroker) -> None:
     async with (
         bide.connect(own_broker.url, infrastructure=CLOCK) as patient,
-        bide.connect(own_broker.url, infrastructure=CLOCK, timeout="2s") as hasty,
+        bide.connect(own_broker.url, infrastructure=CLOCK, timeout="4s") as hasty,
     ):
         queue = await prepared(patient)
         await hasty.publish(b"", to=queue)

@@ -17,7 +17,6 @@ from bide.errors import (
     BrokerUnreachableError,
     ConnectionLostError,
     DeliveryLostError,
-    PublishError,
     PublishInDoubtError,
 )
 from tests.broker.receiving import connection_of, eventually, fresh, ready, receive
@@ -89,21 +88,6 @@ async def test_with_on_lost_raise_a_message_without_a_confirm_is_in_doubt(vhost:
         assert caught.value.message_id == "doubtful"
         # The client itself goes on.
         assert (await client.publish(b"third", to=queue)).attempts == 1
-
-
-async def test_an_absent_broker_fails_the_publish_in_time(vhost: Vhost, proxy: Proxy) -> None:
-    queue = await declared(vhost.url)
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
-        await client.publish(b"first", to=queue)
-        proxy.refusing = True
-        proxy.cut()
-        # The first may have left before the cut was noticed; the second certainly has not.
-        with pytest.raises(PublishError):
-            await client.publish(b"second", to=queue)
-        with pytest.raises(PublishError, match="was not sent within 3 s"):
-            await client.publish(b"third", to=queue)
-        proxy.refusing = False
-        await client.publish(b"fourth", to=queue)
 
 
 async def test_an_absent_broker_fails_other_calls_in_time(vhost: Vhost, proxy: Proxy) -> None:
