@@ -125,6 +125,12 @@ async def test_a_project_passes_its_checks_before_and_after_one_changed_line(
         assert await exists(connection, Topology([Exchange("celery_delayed_27")])) is not adopted
 
 
+def story_of(folder: Path, result: Path) -> str:
+    """The result of a task, and what the workers logged."""
+    files = [*([result] if result.exists() else []), *folder.glob("worker-*.log")]
+    return "\n".join(one.read_text() for one in files)
+
+
 async def facts_of(folder: Path, task_id: str) -> dict[str, Any]:
     """The result of a task, when it has run."""
     file = folder / "results" / f"celery-task-meta-{task_id}"
@@ -135,7 +141,10 @@ async def facts_of(folder: Path, task_id: str) -> dict[str, Any]:
             return bool(json.loads(file.read_text())["status"] == "SUCCESS")
         return False
 
-    await eventually(is_done)
+    try:
+        await eventually(is_done)
+    except AssertionError as error:
+        raise AssertionError(story_of(folder, file)) from error
     result: dict[str, Any] = json.loads(file.read_text())["result"]
     return result
 
