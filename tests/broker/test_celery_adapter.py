@@ -125,27 +125,23 @@ async def test_a_project_passes_its_checks_before_and_after_one_changed_line(
         assert await exists(connection, Topology([Exchange("celery_delayed_27")])) is not adopted
 
 
-def story_of(folder: Path, result: Path) -> str:
-    """The result of a task, and what the workers logged."""
-    files = [*([result] if result.exists() else []), *folder.glob("worker-*.log")]
-    return "\n".join(one.read_text() for one in files)
+def logs_of(folder: Path) -> str:
+    """What the workers logged."""
+    return "\n".join(one.read_text() for one in folder.glob("worker-*.log"))
 
 
 async def facts_of(folder: Path, task_id: str) -> dict[str, Any]:
-    """The result of a task, when it has run."""
-    file = folder / "results" / f"celery-task-meta-{task_id}"
+    """The facts of a task, when its last run has written them."""
+    file = folder / "results" / f"facts-{task_id}.json"
 
-    async def is_done() -> bool:
-        # The worker may be writing the file.
-        with suppress(ValueError, FileNotFoundError):
-            return bool(json.loads(file.read_text())["status"] == "SUCCESS")
-        return False
+    async def is_written() -> bool:
+        return await asyncio.to_thread(file.exists)
 
     try:
-        await eventually(is_done)
+        await eventually(is_written)
     except AssertionError as error:
-        raise AssertionError(story_of(folder, file)) from error
-    result: dict[str, Any] = json.loads(file.read_text())["result"]
+        raise AssertionError(logs_of(folder)) from error
+    result: dict[str, Any] = json.loads(file.read_text())
     return result
 
 

@@ -5,8 +5,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -32,10 +34,19 @@ app.conf.update(
 )
 
 
+def facts_file(task_id: str) -> Path:
+    """Where a task writes its facts, beside Celery's result.
+
+    Celery reads and writes a result in two steps, and stores the state of a run after it has sent the retry. On a busy
+    machine it can so replace the result of the last run by the state of the one before.
+    """
+    return Path(os.environ["RESULTS"]) / f"facts-{task_id}.json"
+
+
 def facts(task: Any, **more: Any) -> dict[str, Any]:
-    """When and how a task was started."""
+    """When and how a task was started. Written to its file, too."""
     request = task.request
-    return {
+    found = {
         "at": time.time(),
         "eta": request.eta,
         "exchange": request.delivery_info["exchange"],
@@ -45,6 +56,11 @@ def facts(task: Any, **more: Any) -> dict[str, Any]:
         "headers": sorted(request.headers or ()),
         **more,
     }
+    file = facts_file(request.id)
+    unfinished = file.with_suffix(".unfinished")
+    unfinished.write_text(json.dumps(found))
+    unfinished.replace(file)
+    return found
 
 
 @app.task(bind=True, name="remind")
