@@ -26,7 +26,7 @@ from bide.amqp.url import BrokerUrl
 from bide.cli.advice import with_options
 from bide.console.server import serve
 from bide.console.settings import Access
-from bide.console.site import Site
+from bide.console.vhost import ConsoleVhost
 from bide.error_queues import ErrorQueue, Selection
 from bide.local_broker import LocalBroker
 from tests import browser
@@ -92,13 +92,13 @@ async def run(broker: LocalBroker, folder: Path, into: Path, seconds: float) -> 
         try:
             await asyncio.gather(schedule(client), asyncio.sleep(seconds))
             await operate(client, broker.management_url)
-            site = Site(
+            console_vhost = ConsoleVhost(
                 url=BrokerUrl.parse(url),
                 infrastructure=infrastructure,
                 management_url=broker.management_url,
                 stream_port=broker.stream_port,
             )
-            await show(site, folder, into)
+            await show(console_vhost, folder, into)
         finally:
             for task in (traffic, handling):
                 task.cancel()
@@ -194,12 +194,12 @@ async def operate(client: bide.Client, management_url: str) -> None:
     await client.cancel("invoice:00007")
 
 
-async def show(site: Site, folder: Path, into: Path) -> None:
+async def show(vhost: ConsoleVhost, folder: Path, into: Path) -> None:
     """Serve the console, and take a picture of each view."""
     started: asyncio.Future[Access] = asyncio.get_running_loop().create_future()
     stopping = asyncio.Event()
     serving = asyncio.create_task(
-        serve([site], Access(port=0), started=started.set_result, stopping=stopping, advise=with_options)
+        serve([vhost], Access(port=0), started=started.set_result, stopping=stopping, advise=with_options)
     )
     try:
         access = await started

@@ -26,8 +26,8 @@ from bide.amqp.url import BrokerUrl
 from bide.client.schedule_requests import ScheduleRequests
 from bide.console.server import serve
 from bide.console.settings import Access
-from bide.console.site import Site
 from bide.console.tap_index import TapIndex
+from bide.console.vhost import ConsoleVhost
 from bide.delay.taps import taps_of
 from bide.gate import partition_session
 from bide.schedules.entries import ScheduleAnswer
@@ -269,13 +269,13 @@ async def test_the_page_names_partitions_that_no_longer_know_what_they_changed(
     async with bide.connect(vhost.url) as client, gating(vhost.url, tmp_path / "gate"):
         await fill(client)
         known = sum(partition_of(f"invoice:{number:02}") not in REPEATED for number in range(20))
-        site = Site(
+        console_vhost = ConsoleVhost(
             url=BrokerUrl.parse(vhost.url),
             infrastructure=await client.infrastructure(),
             management_url=vhost.broker.management_url,
             stream_port=stream_port(vhost.broker),
         )
-        async with served(site) as url:
+        async with served(console_vhost) as url:
             monkeypatch.setattr(ScheduleRequests, "append", _append_until_forgotten)
             await asyncio.to_thread(_cancel_with_repeats, Window(chromium, url), known)
         assert await client.count_scheduled(prefix="invoice:") == 0
@@ -576,11 +576,11 @@ def _look_at_taps(window: Window, chromium: Browser) -> None:
 
 
 @asynccontextmanager
-async def served(site: Site) -> AsyncIterator[str]:
+async def served(console_vhost: ConsoleVhost) -> AsyncIterator[str]:
     """A console in this process, and its address."""
     started: asyncio.Future[Access] = asyncio.get_running_loop().create_future()
     stopping = asyncio.Event()
-    serving = asyncio.create_task(serve([site], Access(port=0), started=started.set_result, stopping=stopping))
+    serving = asyncio.create_task(serve([console_vhost], Access(port=0), started=started.set_result, stopping=stopping))
     try:
         # A console that does not start ends with its error instead.
         waits: set[asyncio.Future[Any]] = {started, serving}
@@ -602,15 +602,15 @@ async def test_older_messages_of_a_tap_are_searched_and_counted_step_by_step(vho
         await connection.close()
         messages = [bide.OutgoingMessage(b"", to="mail", delay="1h", message_id=f"m{one}") for one in range(30)]
         assert (await client.publish_many(messages)).confirmed == 30
-        site = Site(
+        console_vhost = ConsoleVhost(
             url=BrokerUrl.parse(vhost.url),
             infrastructure=infrastructure,
             management_url=vhost.broker.management_url,
             stream_port=stream_port(vhost.broker),
         )
         stream = taps_of(infrastructure).scheduled
-        site.tap_indexes[stream] = TapIndex(stream, at_once=10)
-        async with served(site) as url:
+        console_vhost.tap_indexes[stream] = TapIndex(stream, at_once=10)
+        async with served(console_vhost) as url:
             await asyncio.to_thread(_read_older, Window(chromium, url), stream)
 
 
@@ -661,7 +661,7 @@ async def test_the_console_shows_several_virtual_hosts(vhost: Vhost) -> None:
             await client.declare(bide.Topology(queues=[bide.Queue.quorum("only-here.error")]))
         with console(vhost, "--vhost", vhost.name, "--vhost", other) as running:
             async with running.client() as page:
-                assert [one["name"] for one in (await page.get("about"))["sites"]] == [vhost.name, other]
+                assert [one["name"] for one in (await page.get("about"))["vhosts"]] == [vhost.name, other]
                 names = [one["name"] for one in (await page.get("queues", vhost=other))["queues"]]
                 assert names == ["only-here.error"]
                 assert (await page.get("queues", vhost=vhost.name))["queues"] == []

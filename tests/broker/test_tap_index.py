@@ -78,21 +78,21 @@ async def tapped(vhost: Vhost, vhost_connection: Connection) -> AsyncIterator[Ta
 
 async def test_an_index_has_the_latest_messages_and_gets_older_ones_until_it_is_full(tapped: Tapped) -> None:
     await tapped.read()
-    assert (len(tapped.index), tapped.index.since, tapped.index.older, tapped.waiting()) == (0, None, 0, 0)
+    assert (len(tapped.index), tapped.index.since, tapped.index.older_count, tapped.waiting()) == (0, None, 0, 0)
     await tapped.send(range(30))
     await tapped.read()
     index = tapped.index
     assert 0 < len(index) <= AT_ONCE
     assert (await tapped.found(0, 29), index.is_full) == ([29], False)
     sizes = [len(index)]
-    while index.older and not index.is_full:
+    while index.older_count and not index.is_full:
         await tapped.read(older=True)
         sizes.append(len(index))
         assert sizes[-1] <= sizes[-2] + AT_ONCE
     assert (len(index), tapped.waiting(), index.is_full) == (CAPACITY, CAPACITY, True)
     assert await tapped.found(0, 4, 5, 17, 29) == [5, 17, 29]
     assert (tapped.waiting("q:mail"), tapped.waiting("q:orders")) == (12, 13)
-    assert index.older >= 5
+    assert index.older_count >= 5
 
     # New messages take the place of the oldest ones.
     await tapped.send(range(30, 34))
@@ -110,7 +110,7 @@ async def test_an_index_begins_anew_when_too_many_messages_are_new(tapped: Tappe
     await tapped.send(range(5, 40))
     await tapped.read()
     assert len(tapped.index) <= AT_ONCE
-    assert tapped.index.older >= 30
+    assert tapped.index.older_count >= 30
     assert await tapped.found(4, 39) == [39]
 
 

@@ -15,7 +15,7 @@ from bide.amqp.url import BrokerUrl
 from bide.console.app import CHANGES, READS, make_app
 from bide.console.security import CSRF_HEADER, cookie_name
 from bide.console.settings import Access, ProxyAccess
-from bide.console.site import Site
+from bide.console.vhost import ConsoleVhost
 from bide.delay.clock import Clock
 from bide.errors import InvalidInputError
 
@@ -27,8 +27,8 @@ PAGE = files("bide.console") / "page"
 
 def browser(access: Access, **headers: str) -> httpx2.AsyncClient:
     """A client of a console without a broker: the guard refuses before a broker is asked."""
-    site = Site(url=BrokerUrl.parse("amqp://127.0.0.1:1/"), infrastructure=Clock())
-    transport = httpx2.ASGITransport(app=make_app([site], access))
+    console_vhost = ConsoleVhost(url=BrokerUrl.parse("amqp://127.0.0.1:1/"), infrastructure=Clock())
+    transport = httpx2.ASGITransport(app=make_app([console_vhost], access))
     return httpx2.AsyncClient(transport=transport, base_url=access.origins[0], headers=headers)
 
 

@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bide
-import bide.console.site
+import bide.console.vhost
 import bide.testing
 from bide.admin.locate import management_api
 from bide.amqp.url import BrokerUrl
 from bide.client.schedules import Schedules
 from bide.console import schedules
 from bide.console.lateness import percentile
-from bide.console.operations import BackgroundOperation, Operations
+from bide.console.operations import BackgroundOperation, BackgroundOperations
 from bide.console.parameters import Parameters
-from bide.console.site import Site
 from bide.console.values import MAX_BODY, body_of, json_value
+from bide.console.vhost import ConsoleVhost
 from bide.console.waiting import grid_of
 from bide.errors import InvalidInputError, NotFoundError, PublishError
 from bide.schedules.records import Action
@@ -126,7 +126,7 @@ class TestParametersOfARequest:
 
 class TestOperations:
     async def test_a_stopped_operation_keeps_its_result_so_far(self) -> None:
-        operations = Operations()
+        operations = BackgroundOperations()
 
         async def work(running: BackgroundOperation) -> dict[str, object]:
             running.progress(3, 10)
@@ -146,7 +146,7 @@ class TestOperations:
         assert stopped.ended is not None
 
     async def test_an_operation_that_fails_says_why(self) -> None:
-        operations = Operations()
+        operations = BackgroundOperations()
 
         async def work(_: BackgroundOperation) -> dict[str, object]:
             raise PublishError("the broker refuses")
@@ -158,7 +158,7 @@ class TestOperations:
 
     async def test_an_unknown_operation_is_not_found(self) -> None:
         with pytest.raises(NotFoundError):
-            await Operations().stop("7")
+            await BackgroundOperations().stop("7")
 
 
 async def test_an_edit_leaves_a_schedule_that_replaces_the_edited_one_as_it_is(
@@ -166,7 +166,7 @@ async def test_an_edit_leaves_a_schedule_that_replaces_the_edited_one_as_it_is(
 ) -> None:
     b = bide.testing.broker(release=(4, 3))
     api = management_api(BrokerUrl.parse("amqp://localhost/"))
-    monkeypatch.setattr(bide.console.site, "management_api", lambda *_: api)
+    monkeypatch.setattr(bide.console.vhost, "management_api", lambda *_: api)
     change = Schedules.change
 
     async def change_after_another_client(schedules: Schedules, action: Action, key: str, **given: Any) -> object:
@@ -178,9 +178,11 @@ async def test_an_edit_leaves_a_schedule_that_replaces_the_edited_one_as_it_is(
         await client.declare(bide.Topology(queues=[bide.Queue("mails")]))
         await client.schedule(b"first", key="k", to="mails", delay="1d")
         version = (await client.pause("k")).version
-        async with Site(url=b.url, infrastructure=await client.infrastructure()) as site:
+        async with ConsoleVhost(url=b.url, infrastructure=await client.infrastructure()) as console_vhost:
             monkeypatch.setattr(Schedules, "change", change_after_another_client)
-            edited = await schedules.edit(site, Parameters(values={"key": "k", "version": version, "body": "ours"}))
+            edited = await schedules.edit(
+                console_vhost, Parameters(values={"key": "k", "version": version, "body": "ours"})
+            )
         waiting = await client.scheduled("k")
         assert waiting is not None
         assert (waiting.body, waiting.state) == (b"theirs", "waiting")

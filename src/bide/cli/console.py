@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from bide.console.settings import Access, ProxyAccess
-    from bide.console.site import Site
+    from bide.console.vhost import ConsoleVhost
     from bide.delay.protocol import DelayInfrastructure
 
 
@@ -66,14 +66,16 @@ def console(
     proxy = _proxy(origin, user_header, users)
     require_console()
     from bide.console.settings import Access
-    from bide.console.site import Site
+    from bide.console.vhost import ConsoleVhost
 
     url = settings.broker_url()
-    sites = [
-        Site(url=replace(url, vhost=name), infrastructure=infrastructure, management_url=settings.management_url)
+    served = [
+        ConsoleVhost(
+            url=replace(url, vhost=name), infrastructure=infrastructure, management_url=settings.management_url
+        )
         for name in dict.fromkeys(vhosts or (url.vhost,))
     ]
-    serve_console(sites, Access(port=port, is_read_only=read_only, proxy=proxy))
+    serve_console(served, Access(port=port, is_read_only=read_only, proxy=proxy))
 
 
 def require_console() -> None:
@@ -90,12 +92,12 @@ def require_console() -> None:
         ) from error
 
 
-def serve_console(sites: Sequence[Site], access: Access) -> None:
+def serve_console(vhosts: Sequence[ConsoleVhost], access: Access) -> None:
     """Print the address of a console, and serve it until Ctrl-C or SIGTERM."""
     from bide.console.server import serve
 
     stopping = asyncio.Event()
-    run_until_signal(serve(sites, access, started=_announce, stopping=stopping, advise=with_options), stopping.set)
+    run_until_signal(serve(vhosts, access, started=_announce, stopping=stopping, advise=with_options), stopping.set)
 
 
 def _proxy(origin: str | None, user_header: str | None, users: tuple[str, ...]) -> ProxyAccess | None:

@@ -234,16 +234,16 @@ class _DemoCommand:
     def serve(self) -> None:
         """Serve a console until Ctrl-C or SIGTERM."""
         from bide.console.settings import Access
-        from bide.console.site import Site
+        from bide.console.vhost import ConsoleVhost
 
         broker = self._broker
-        site = Site(
+        console_vhost = ConsoleVhost(
             url=broker.url,
             infrastructure=self._clock,
             management_url=broker.management_url,
             stream_port=broker.stream_port,
         )
-        serve_console([site], Access(port=0))
+        serve_console([console_vhost], Access(port=0))
 
     def _write_report(self, shop: Shop, folder: ReportFolder) -> None:
         from bide.demo.report import write_report

@@ -13,11 +13,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from bide.console import activity, failures, finding, health, lateness, schedules, waiting
+from bide.console import failures, health, history, lateness, schedules, search, waiting
 from bide.console.parameters import Parameters
-from bide.console.security import SIGN_IN, Guard, csrf_token, session_cookie
+from bide.console.security import SIGN_IN_PATH, Guard, csrf_token, session_cookie
 from bide.console.settings import Access
-from bide.console.site import Site
+from bide.console.vhost import ConsoleVhost
 from bide.error_queues.operator_log import this_operator
 from bide.errors import BideError, InvalidInputError, NotFoundError, TargetNotFoundError
 from bide.runtime.logs import logger
@@ -25,14 +25,14 @@ from bide.version import VERSION
 
 log = logger(__name__)
 
-Handler = Callable[[Site, Parameters], Awaitable[dict[str, Any]]]
+Handler = Callable[[ConsoleVhost, Parameters], Awaitable[dict[str, Any]]]
 
 READS: Final[Mapping[str, Handler]] = {
     "timeline": waiting.timeline,
     "levels": waiting.levels,
-    "tapped": waiting.tapped,
-    "find": finding.find,
-    "find/taps": finding.in_taps,
+    "tapped": waiting.tap_timeline,
+    "find": search.find,
+    "find/taps": search.find_in_taps,
     "schedules": schedules.listing,
     "schedules/count": schedules.count,
     "schedule": schedules.details,
@@ -45,7 +45,7 @@ READS: Final[Mapping[str, Handler]] = {
     "findings": health.findings,
     "undeliverable": health.undeliverable,
     "lateness": lateness.lateness,
-    "history": activity.history,
+    "history": history.history,
 }
 """The handlers of GET requests, by path below ``/api/``."""
 
@@ -72,14 +72,14 @@ _MAX_REQUEST: Final = 1_000_000
 """The maximum size of the body of a request, in bytes."""
 
 
-def make_app(sites: Sequence[Site], access: Access, advise: Callable[[str], str] = str) -> ASGIApp:
+def make_app(vhosts: Sequence[ConsoleVhost], access: Access, advise: Callable[[str], str] = str) -> ASGIApp:
     """Create the application.
 
     Args:
-        sites: the connected virtual hosts. The page shows the first one by default.
+        vhosts: the connected virtual hosts. The page shows the first one by default.
         advise: rewrites the texts of errors and findings, to name commands and options instead of Python calls.
     """
-    named = {one.name: one for one in sites}
+    named = {one.name: one for one in vhosts}
 
     async def about(request: Request) -> Response:
         user = request.scope["bide.user"]
@@ -88,7 +88,7 @@ def make_app(sites: Sequence[Site], access: Access, advise: Callable[[str], str]
             "read_only": access.is_read_only,
             "user": user,
             "csrf": csrf_token(access, user),
-            "sites": [{"name": one.name, "broker": str(one.url), "layout": one.infrastructure.name} for one in sites],
+            "vhosts": [{"name": one.name, "broker": str(one.url), "layout": one.infrastructure.name} for one in vhosts],
         }
         return JSONResponse(values)
 
@@ -99,7 +99,7 @@ def make_app(sites: Sequence[Site], access: Access, advise: Callable[[str], str]
             return JSONResponse({"error": "this is not the token that 'bide console' printed"}, 403)
         return JSONResponse({}, headers={"set-cookie": cookie})
 
-    routes = [Route("/api/about", about), Route(SIGN_IN, _answering(sign_in, advise), methods=["POST"])]
+    routes = [Route("/api/about", about), Route(SIGN_IN_PATH, _answering(sign_in, advise), methods=["POST"])]
     routes += [
         Route(f"/api/{path}", _handled(handler, named, advise, is_change=False)) for path, handler in READS.items()
     ]
@@ -128,16 +128,16 @@ def _static_file(name: str) -> Callable[[Request], Awaitable[Response]]:
 
 
 def _handled(
-    handler: Handler, sites: Mapping[str, Site], advise: Callable[[str], str], *, is_change: bool
+    handler: Handler, vhosts: Mapping[str, ConsoleVhost], advise: Callable[[str], str], *, is_change: bool
 ) -> Callable[[Request], Awaitable[Response]]:
     async def handle(request: Request) -> Response:
         values = await _body(request) if is_change else dict(request.query_params)
         name = values.pop("vhost", None)
-        site = sites.get(str(name)) if name is not None else next(iter(sites.values()))
-        if site is None:
+        vhost = vhosts.get(str(name)) if name is not None else next(iter(vhosts.values()))
+        if vhost is None:
             raise NotFoundError(f"this console has no virtual host {name!r}: start it with --vhost {name}")
         parameters = Parameters(values=values, operator=operator_of(str(request.scope["bide.user"])), advise=advise)
-        return JSONResponse(await handler(site, parameters))
+        return JSONResponse(await handler(vhost, parameters))
 
     return _answering(handle, advise)
 

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from bide.console.operations import BackgroundOperation
 from bide.console.parameters import Parameters
-from bide.console.site import Site
 from bide.console.values import body_of, iso, json_value
+from bide.console.vhost import ConsoleVhost
 from bide.delay.recognition import part_of
 from bide.durations import parse_delay
 from bide.error_queues import ErrorQueue, FailedMessage, OperationResult, Selection
@@ -21,29 +21,34 @@ from bide.errors import BideError, InvalidInputError, ManagementApiError
 from bide.management.api import FoundQueue
 from bide.runtime.wording import quantity
 
-_LISTED: Final = 100
+_MAX_LISTED: Final = 100
 """The maximum number of messages in a list."""
 
-_GROUPS: Final = 200
+_MAX_GROUPS: Final = 200
 """The maximum number of groups in a list."""
 
-_LIKELY: Final = re.compile(r"error|dead|dlq|dlx|poison|fail|undeliverable|parked", re.IGNORECASE)
+_LIKELY_NAME: Final = re.compile(r"error|dead|dlq|dlx|poison|fail|undeliverable|parked", re.IGNORECASE)
 """Matches names that error queues and dead-letter queues often have."""
 
 _BY: Final[Mapping[str, By]] = {"exception": "exception", "type": "type", "key": "key"}
 _CONDITIONS: Final = ("group", "endpoint", "exception", "text", "body_text", "message_type", "key", "reason")
 
 
-async def queues(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def queues(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Queues that may hold failed messages, with their numbers of messages. Queues with a likely name come first."""
     try:
-        found = await site.api.queues(site.name, "")
+        found = await vhost.api.queues(vhost.name, "")
     except ManagementApiError as error:
         return {"queues": [], "why": parameters.advise(str(error))}
     listed = [one for one in found if _is_candidate(one)]
-    listed.sort(key=lambda one: (not is_likely(one), -(one.messages or 0), one.queue.name))
+    listed.sort(key=lambda one: (not has_likely_name(one), -(one.messages or 0), one.queue.name))
     rows = [
-        {"name": one.queue.name, "messages": one.messages, "is_likely": is_likely(one), "part": part_of(one.queue.name)}
+        {
+            "name": one.queue.name,
+            "messages": one.messages,
+            "is_likely": has_likely_name(one),
+            "part": part_of(one.queue.name),
+        }
         for one in listed
     ]
     return {"queues": rows, "why": ""}
@@ -55,72 +60,72 @@ def _is_candidate(found: FoundQueue) -> bool:
     return part_of(found.queue.name, found.queue.arguments) in (None, "undeliverable")
 
 
-def is_likely(found: FoundQueue) -> bool:
-    return _LIKELY.search(found.queue.name) is not None
+def has_likely_name(found: FoundQueue) -> bool:
+    return _LIKELY_NAME.search(found.queue.name) is not None
 
 
-async def groups(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def groups(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """The failed messages of a queue in groups, the largest first."""
     by = _BY.get(parameters.text("by") or "exception")
     if by is None:
         raise InvalidInputError(f"by is {parameters.text('by')!r}: give exception, type or key")
-    found, selection, now = Groups(by), selection_of(parameters), site.client.now()
+    found, selection, now = Groups(by), selection_of(parameters), vhost.client.now()
     total = 0
-    async with aclosing(_queue(site, parameters).messages()) as messages:
+    async with aclosing(_queue(vhost, parameters).messages()) as messages:
         async for message in messages:
             total += 1
             if selection.holds(message, now):
                 found.add(message)
     listed = found.largest_first()
-    rows = [one.to_dict() for one in listed[:_GROUPS]]
-    return {"groups": rows, "more": max(len(listed) - _GROUPS, 0), "total": total}
+    rows = [one.to_dict() for one in listed[:_MAX_GROUPS]]
+    return {"groups": rows, "more": max(len(listed) - _MAX_GROUPS, 0), "total": total}
 
 
-async def messages(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def messages(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """The first messages that match."""
     rows: list[dict[str, Any]] = []
     has_more = False
-    async with aclosing(_queue(site, parameters).messages(selection_of(parameters))) as found:
+    async with aclosing(_queue(vhost, parameters).messages(selection_of(parameters))) as found:
         async for one in found:
-            if len(rows) == _LISTED:
+            if len(rows) == _MAX_LISTED:
                 has_more = True
                 break
             rows.append(_summary(one))
     return {"messages": rows, "has_more": has_more}
 
 
-async def details(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def details(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Everything that is known about one message."""
-    return values_of(await _queue(site, parameters).get(parameters.required("id")))
+    return values_of(await _queue(vhost, parameters).get(parameters.required("id")))
 
 
-async def count(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def count(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """The number of messages that match, and of those that a retry would send to each of the 20 largest queues."""
-    summary = await _queue(site, parameters).summary(selection_of(parameters))
+    summary = await _queue(vhost, parameters).summary(selection_of(parameters))
     return {"count": summary.total, "queues": dict(summary.by["queue"].most_common(20))}
 
 
-async def retry(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def retry(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Start to send messages back to the queues where they failed, at once or evenly spread over a time."""
     over, to, allow = _over(parameters), parameters.text("to"), parameters.texts("allow")
 
     async def act(queue: ErrorQueue, selection: Selection, running: BackgroundOperation) -> OperationResult:
         return await queue.retry(selection, to=to, over=over, allow=allow or None, progress=running.progress)
 
-    return _start(site, parameters, "retry", act)
+    return _start(vhost, parameters, "retry", act)
 
 
-async def discard(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def discard(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Start to delete messages, at once or evenly spread over a time."""
     over = _over(parameters)
 
     async def act(queue: ErrorQueue, selection: Selection, running: BackgroundOperation) -> OperationResult:
         return await queue.discard(selection, over=over, progress=running.progress)
 
-    return _start(site, parameters, "discard", act)
+    return _start(vhost, parameters, "discard", act)
 
 
-async def archive(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def archive(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Start to move messages to the archive of the queue, at once or evenly spread over a time."""
     over, keep = _over(parameters), parameters.text("keep") or "30d"
     parse_delay(keep)
@@ -128,17 +133,17 @@ async def archive(site: Site, parameters: Parameters) -> dict[str, Any]:
     async def act(queue: ErrorQueue, selection: Selection, running: BackgroundOperation) -> OperationResult:
         return await queue.archive(selection, keep=keep, over=over, progress=running.progress)
 
-    return _start(site, parameters, "archive", act)
+    return _start(vhost, parameters, "archive", act)
 
 
-async def edit(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def edit(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Send one message back with another body or other headers."""
     body, headers = parameters.values.get("body"), parameters.values.get("headers") or {}
     if body is not None and not isinstance(body, str):
         raise InvalidInputError(f"body is of the type {type(body).__name__}: give a string")
     if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
         raise InvalidInputError("headers is not an object whose values are strings: give one")
-    message_id = await _queue(site, parameters).edit(
+    message_id = await _queue(vhost, parameters).edit(
         parameters.required("id"),
         body=None if body is None else body.encode(),
         headers=headers,
@@ -148,14 +153,14 @@ async def edit(site: Site, parameters: Parameters) -> dict[str, Any]:
     return {"message_id": message_id}
 
 
-async def operations(site: Site, _: Parameters) -> dict[str, Any]:
+async def operations(vhost: ConsoleVhost, _: Parameters) -> dict[str, Any]:
     """The operations that are running, and the latest ones that have ended."""
-    return {"operations": [one.to_dict() for one in site.operations.list()]}
+    return {"operations": [one.to_dict() for one in vhost.operations.list()]}
 
 
-async def stop(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def stop(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Stop an operation. What was processed stays processed, and the rest stays in the queue."""
-    return (await site.operations.stop(parameters.required("id"))).to_dict()
+    return (await vhost.operations.stop(parameters.required("id"))).to_dict()
 
 
 def selection_of(parameters: Parameters) -> Selection:
@@ -183,8 +188,8 @@ def _over(parameters: Parameters) -> str | None:
 _Act = Callable[[ErrorQueue, Selection, BackgroundOperation], Awaitable[OperationResult]]
 
 
-def _start(site: Site, parameters: Parameters, name: str, act: _Act) -> dict[str, Any]:
-    queue, selection = _queue(site, parameters), selection_of(parameters)
+def _start(vhost: ConsoleVhost, parameters: Parameters, name: str, act: _Act) -> dict[str, Any]:
+    queue, selection = _queue(vhost, parameters), selection_of(parameters)
     if selection.everything and not parameters.flag("all"):
         raise InvalidInputError("no condition was given: choose some messages, or all of them")
 
@@ -196,7 +201,7 @@ def _start(site: Site, parameters: Parameters, name: str, act: _Act) -> dict[str
                 running.result = queue.interrupted.to_dict()
             raise
 
-    return site.operations.start(name, queue.queue, _text(selection, _over(parameters)), work).to_dict()
+    return vhost.operations.start(name, queue.queue, _text(selection, _over(parameters)), work).to_dict()
 
 
 def _text(selection: Selection, over: str | None) -> str:
@@ -208,8 +213,8 @@ def _text(selection: Selection, over: str | None) -> str:
     return chosen if over is None else f"{chosen}, over {over}"
 
 
-def _queue(site: Site, parameters: Parameters) -> ErrorQueue:
-    return site.error_queue(parameters.text("queue") or "error", parameters.operator)
+def _queue(vhost: ConsoleVhost, parameters: Parameters) -> ErrorQueue:
+    return vhost.error_queue(parameters.text("queue") or "error", parameters.operator)
 
 
 def _summary(one: FailedMessage) -> dict[str, Any]:

@@ -5,22 +5,22 @@ from __future__ import annotations
 from typing import Any
 
 from bide.admin.snapshot import ask_each
-from bide.console.site import Site
+from bide.console.vhost import ConsoleVhost
 from bide.errors import BideError, BrokerError, TargetNotFoundError
 from bide.schedules.names import PARTITIONS
 from bide.topology import Queue
 
 
-async def gates_of(site: Site) -> dict[str, Any]:
+async def count_led_partitions(vhost: ConsoleVhost) -> dict[str, Any]:
     """The number of partitions that gates lead, and whether to ask them anything.
 
     Without a gate, a question would wait until its timeout. The values are
     ``{"led": 8, "of": 8, "ok": true, "why": ""}``.
     """
-    names = site.schedules.requests.names
+    names = vhost.schedules.requests.names
     queues = [Queue(names.queries(number)) for number in range(PARTITIONS)]
     try:
-        connection = await site.connection()
+        connection = await vhost.connection()
         answers = await ask_each(connection, queues, lambda channel, one: channel.declare_queue(one, passive=True))
     except BideError as error:
         return _gates(0, f"the gates cannot be counted: {error}")

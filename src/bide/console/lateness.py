@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from bide.console.parameters import Parameters
-from bide.console.site import Site
 from bide.console.tap_index import MAX_READ
 from bide.console.taps import read_tap
+from bide.console.vhost import ConsoleVhost
 from bide.durations import to_milliseconds
 
 _MINUTE: Final = 60_000
@@ -17,16 +17,16 @@ _DEFAULT_MINUTES: Final = 60
 _MAX_MINUTES: Final = 24 * 60
 
 
-async def lateness(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def lateness(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """The lateness of delayed messages by minute. Only messages that passed the tap are counted."""
     minutes = parameters.number("minutes", lowest=1, highest=_MAX_MINUTES) or _DEFAULT_MINUTES
-    now = to_milliseconds(site.client.now())
+    now = to_milliseconds(vhost.client.now())
     since = (now // _MINUTE - minutes + 1) * _MINUTE
-    found = await read_tap(site, "delivered", since=since)
+    found = await read_tap(vhost, "delivered", since=since)
     by_minute: dict[int, list[int]] = defaultdict(list)
     for one in found.records:
         if one.due is not None:
-            by_minute[one.at // _MINUTE].append(max(one.at - one.due, 0))
+            by_minute[one.stored_at // _MINUTE].append(max(one.stored_at - one.due, 0))
     rows = [
         {
             "at": minute * _MINUTE,

@@ -15,14 +15,14 @@ from bide.runtime.logs import logger
 
 log = logger(__name__)
 
-_KEPT: Final = 50
+_MAX_ENDED: Final = 50
 """The maximum number of ended operations that are listed."""
 
 _MAX_RUNNING: Final = 8
 """The maximum number of operations that run at the same time."""
 
-State = Literal["running", "done", "stopped", "failed"]
-Work = Callable[["BackgroundOperation"], Awaitable[dict[str, Any]]]
+OperationState = Literal["running", "done", "stopped", "failed"]
+OperationWork = Callable[["BackgroundOperation"], Awaitable[dict[str, Any]]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,7 +44,7 @@ class BackgroundOperation:
     name: str
     queue: str
     text: str
-    state: State = "running"
+    state: OperationState = "running"
     started: datetime = field(default_factory=lambda: datetime.now(UTC))
     ended: datetime | None = None
     done: int = 0
@@ -74,14 +74,14 @@ class BackgroundOperation:
         }
 
 
-class Operations:
+class BackgroundOperations:
     """The operations of a virtual host."""
 
     def __init__(self) -> None:
         self._all: dict[str, BackgroundOperation] = {}
         self._numbers = itertools.count(1)
 
-    def start(self, name: str, queue: str, text: str, work: Work) -> BackgroundOperation:
+    def start(self, name: str, queue: str, text: str, work: OperationWork) -> BackgroundOperation:
         """Start an operation.
 
         Args:
@@ -99,7 +99,7 @@ class Operations:
         found = BackgroundOperation(id=str(next(self._numbers)), name=name, queue=queue, text=text)
         self._all[found.id] = found
         ended = [one.id for one in self._all.values() if one.state != "running"]
-        for one in ended[: max(len(ended) - _KEPT, 0)]:
+        for one in ended[: max(len(ended) - _MAX_ENDED, 0)]:
             del self._all[one]
         found.task = asyncio.create_task(_run(found, work))
         return found
@@ -130,7 +130,7 @@ class Operations:
             await asyncio.wait(tasks)
 
 
-async def _run(found: BackgroundOperation, work: Work) -> None:
+async def _run(found: BackgroundOperation, work: OperationWork) -> None:
     try:
         found.result = await work(found)
         found.state = "done"

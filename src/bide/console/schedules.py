@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bide.client.schedule_result import FilterResult, ScheduleOutcome, ScheduleResult, ScheduleView
-from bide.console.gates import gates_of
+from bide.console.gates import count_led_partitions
 from bide.console.parameters import Parameters
-from bide.console.site import Site
 from bide.console.values import body_of, iso, json_value
+from bide.console.vhost import ConsoleVhost
 from bide.console.waiting import filter_of
 from bide.durations import from_milliseconds, parse_due_time, to_milliseconds
 from bide.errors import BideError, InvalidInputError, NoGateAnswerError, NotFoundError
@@ -22,7 +22,7 @@ from bide.schedules.questions import KeyQuestion
 from bide.schedules.records import Action, AddSchedule
 from bide.schedules.recurrence import Recurrence
 
-_PAGE: Final = 50
+_PAGE_ROWS: Final = 50
 """The maximum number of schedules on a page of the list."""
 
 _RUNS: Final = 5
@@ -43,34 +43,34 @@ _ACTIONS: Final[dict[str, Action]] = {
 }
 
 
-async def listing(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def listing(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """A page of schedules in the order of keys, and the number of all that match, unless only recurring ones do."""
-    gates = await gates_of(site)
+    gates = await count_led_partitions(vhost)
     if not gates["ok"]:
         return {"gates": gates}
     chosen, is_recurring = filter_of(parameters), parameters.flag("recurring")
     found: list[dict[str, Any]] = []
     has_more = False
     async with aclosing(
-        site.schedules.entries(chosen, after=parameters.text("after"), is_recurring=is_recurring)
+        vhost.schedules.entries(chosen, after=parameters.text("after"), is_recurring=is_recurring)
     ) as entries:
         async for one in entries:
-            if len(found) == _PAGE:
+            if len(found) == _PAGE_ROWS:
                 has_more = True
                 break
             found.append(_values(ScheduleView.of(one, (), with_message=False), runs=_LISTED_RUNS))
-    count = None if is_recurring else await site.schedules.count(chosen)
+    count = None if is_recurring else await vhost.schedules.count(chosen)
     return {"gates": gates, "schedules": found, "count": count, "after": found[-1]["key"] if has_more else None}
 
 
-async def count(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def count(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """The number of schedules that match, and of the paused ones among them.
 
     The second number is None if the gates are of an earlier release, which cannot count paused schedules.
     """
     chosen = filter_of(parameters)
     count, paused = await asyncio.gather(
-        site.schedules.count(chosen), site.schedules.count(chosen, is_paused=True), return_exceptions=True
+        vhost.schedules.count(chosen), vhost.schedules.count(chosen, is_paused=True), return_exceptions=True
     )
     if isinstance(count, BaseException):
         raise count
@@ -79,14 +79,14 @@ async def count(site: Site, parameters: Parameters) -> dict[str, Any]:
     return {"count": count, "paused": None if isinstance(paused, NoGateAnswerError) else paused}
 
 
-async def details(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def details(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Everything that is known about the schedule of a key.
 
     Raises:
         NotFoundError: nothing waits.
     """
     key = parameters.required("key")
-    found = await site.client.scheduled(key)
+    found = await vhost.client.scheduled(key)
     if found is None:
         raise NotFoundError(f"nothing waits under the key {key!r}")
     return {
@@ -100,19 +100,19 @@ async def details(site: Site, parameters: Parameters) -> dict[str, Any]:
     }
 
 
-async def change(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def change(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Cancel, move, pause, resume or run the schedule of a key, if it still has the version that the page showed."""
     action, key = _action(parameters), check_key(parameters.required("key"))
     times = _times(parameters) if action == "move" else {}
     details = {"key": key, **times}
-    queue = site.schedules.requests.names.operations
-    async with site.recorded(f"{action} schedule", queue, parameters.operator, details) as record:
-        result = await site.schedules.change(action, key, if_version=parameters.text("version"), **times)
+    queue = vhost.schedules.requests.names.operations
+    async with vhost.recorded(f"{action} schedule", queue, parameters.operator, details) as record:
+        result = await vhost.schedules.change(action, key, if_version=parameters.text("version"), **times)
         record |= _result(result)
     return _result(result)
 
 
-async def change_all(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def change_all(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Cancel, move, pause, resume or run all schedules that match. At least one condition, or ``all``, is needed."""
     action, chosen = _action(parameters), filter_of(parameters)
     given = {
@@ -123,19 +123,21 @@ async def change_all(site: Site, parameters: Parameters) -> dict[str, Any]:
     if not given and not parameters.flag("all"):
         raise InvalidInputError("no condition was given: choose some schedules, or all of them")
     times = _times(parameters) if action == "move" else {}
-    queue = site.schedules.requests.names.operations
-    async with site.recorded(
+    queue = vhost.schedules.requests.names.operations
+    async with vhost.recorded(
         f"{action} schedules", queue, parameters.operator, {"selection": given, **times}
     ) as record:
         if action == "move":
-            result = await site.schedules.move_all(chosen, delay=times.get("delay"), deliver_at=times.get("deliver_at"))
+            result = await vhost.schedules.move_all(
+                chosen, delay=times.get("delay"), deliver_at=times.get("deliver_at")
+            )
         else:
-            result = await site.schedules.change_all(action, chosen)
+            result = await vhost.schedules.change_all(action, chosen)
         record |= _filter_result(result)
     return _filter_result(result)
 
 
-async def edit(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def edit(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Store a schedule again with another body or rule. Properties, headers and target stay as they are."""
     key, version = check_key(parameters.required("key")), parameters.required("version")
     body, every = parameters.values.get("body"), parameters.text("every")
@@ -143,21 +145,21 @@ async def edit(site: Site, parameters: Parameters) -> dict[str, Any]:
         raise InvalidInputError(f"body is of the type {type(body).__name__}: give a string")
     if body is None and every is None:
         raise InvalidInputError("nothing would change: give another body or another rule")
-    answer = await site.schedules.requests.ask(partition_of(key), f"the question for {key!r}", KeyQuestion(key=key))
+    answer = await vhost.schedules.requests.ask(partition_of(key), f"the question for {key!r}", KeyQuestion(key=key))
     found = next(iter(answer.waiting), None)
     if found is None:
         raise NotFoundError(f"nothing waits under the key {key!r}")
-    new = _edited(site, found, body, every, parameters.text("time_zone"))
-    queue = site.schedules.requests.names.operations
+    new = _edited(vhost, found, body, every, parameters.text("time_zone"))
+    queue = vhost.schedules.requests.names.operations
     given = {"key": key, "every": every, "body": body is not None}
-    async with site.recorded("edit schedule", queue, parameters.operator, given) as record:
-        outcome, version_now = await _store(site, found, new, version)
+    async with vhost.recorded("edit schedule", queue, parameters.operator, given) as record:
+        outcome, version_now = await _store(vhost, found, new, version)
         record |= {"outcome": outcome, "version": version_now}
     return {"key": key, "outcome": outcome, "version": version_now}
 
 
 def _edited(
-    site: Site, found: WaitingSchedule, body: str | None, every: str | None, time_zone: str | None
+    vhost: ConsoleVhost, found: WaitingSchedule, body: str | None, every: str | None, time_zone: str | None
 ) -> WaitingSchedule:
     """The schedule with another body, another rule, or both. The first run of another rule is after now."""
     if body is not None:
@@ -166,7 +168,7 @@ def _edited(
         return found
     if found.recurrence is None:
         raise InvalidInputError("this schedule is a single message: move it to another time instead")
-    now = site.client.now()
+    now = vhost.client.now()
     old = Recurrence.parse(found.recurrence)
     rule = replace(
         Recurrence.of(every, now=now, time_zone=time_zone), last=old.last, jitter=old.jitter, catch_up=old.catch_up
@@ -177,7 +179,9 @@ def _edited(
     return replace(found, recurrence=rule.spec(), nominal=nominal, due=nominal)
 
 
-async def _store(site: Site, old: WaitingSchedule, new: WaitingSchedule, version: str) -> tuple[str, str | None]:
+async def _store(
+    vhost: ConsoleVhost, old: WaitingSchedule, new: WaitingSchedule, version: str
+) -> tuple[str, str | None]:
     """Replace a schedule if it has this version; returns the outcome and the version that waits.
 
     A schedule that is stored is not paused. Therefore the replacement of a paused schedule is stored with a due time
@@ -201,18 +205,18 @@ async def _store(site: Site, old: WaitingSchedule, new: WaitingSchedule, version
             message=new.message,
         )
 
-    _, answer = await site.schedules.requests.append(
+    _, answer = await vhost.schedules.requests.append(
         partition_of(new.key), f"editing {new.key!r}", record, needs_answer=True
     )
     assert answer is not None
     if answer.outcome != "scheduled" or not old.is_paused:
         return answer.outcome, answer.version
-    paused = await site.schedules.change("pause", new.key, if_version=answer.version)
+    paused = await vhost.schedules.change("pause", new.key, if_version=answer.version)
     if paused.outcome is not ScheduleOutcome.PAUSED:
         return paused.outcome.value, paused.version
     due = from_milliseconds(new.due)
     assert due is not None
-    moved = await site.schedules.change("move", new.key, if_version=paused.version, deliver_at=due)
+    moved = await vhost.schedules.change("move", new.key, if_version=paused.version, deliver_at=due)
     return "scheduled" if moved.outcome is ScheduleOutcome.MOVED else moved.outcome.value, moved.version
 
 

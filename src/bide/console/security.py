@@ -14,17 +14,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from bide.console.settings import Access
 
 CSRF_HEADER: Final = "x-csrf-token"
-SIGN_IN: Final = "/session"
-API: Final = "/api/"
+SIGN_IN_PATH: Final = "/session"
+API_PREFIX: Final = "/api/"
 
-POLICY: Final = (
+CONTENT_SECURITY_POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """The content security policy. It allows no script made from text, so that texts of messages cannot run."""
 
 _HEADERS: Final = {
-    "content-security-policy": POLICY,
+    "content-security-policy": CONTENT_SECURITY_POLICY,
     "x-content-type-options": "nosniff",
     "x-frame-options": "DENY",
     "referrer-policy": "no-referrer",
@@ -32,7 +32,7 @@ _HEADERS: Final = {
     "cross-origin-resource-policy": "same-origin",
 }
 
-_SAFE: Final = frozenset({"GET", "HEAD"})
+_SAFE_METHODS: Final = frozenset({"GET", "HEAD"})
 
 
 class Guard:
@@ -57,7 +57,7 @@ class Guard:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(_HEADERS)
-                is_data = scope["path"].startswith(API) or scope["path"] == SIGN_IN
+                is_data = scope["path"].startswith(API_PREFIX) or scope["path"] == SIGN_IN_PATH
                 headers["cache-control"] = "no-store" if is_data else "no-cache"
             await send(message)
 
@@ -75,18 +75,18 @@ class Guard:
         # A page that reaches this machine by DNS rebinding sends the name of its own host.
         if headers.get("host", "").lower() not in access.hosts:
             return 421, f"this console is at {access.origins[0]}"
-        if scope["method"] not in _SAFE:
+        if scope["method"] not in _SAFE_METHODS:
             if (why := self._cross_site(headers)) is not None:
                 return 403, why
             if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
                 return 415, "the content type of the request is not application/json: send JSON"
-        if not scope["path"].startswith(API):
+        if not scope["path"].startswith(API_PREFIX):
             return None
         user = identify(headers, access)
         if user is None:
             return self._refuse_user(headers)
         scope["bide.user"] = user
-        if scope["method"] not in _SAFE:
+        if scope["method"] not in _SAFE_METHODS:
             if not hmac.compare_digest(headers.get(CSRF_HEADER, "").encode(), csrf_token(access, user).encode()):
                 return 403, "the request has no valid CSRF token: load the page again"
             if access.is_read_only:

@@ -13,7 +13,7 @@ import uvicorn
 
 from bide.console.app import make_app
 from bide.console.settings import Access
-from bide.console.site import Site
+from bide.console.vhost import ConsoleVhost
 from bide.errors import InvalidInputError
 
 _HOST: Final = "127.0.0.1"
@@ -29,7 +29,7 @@ class _Server(uvicorn.Server):
 
 
 async def serve(
-    sites: Sequence[Site],
+    vhosts: Sequence[ConsoleVhost],
     access: Access,
     *,
     started: Callable[[Access], None],
@@ -53,10 +53,10 @@ async def serve(
         access = replace(access, port=listener.getsockname()[1])
         # In the lifespan of the application, uvicorn would log connection errors with tracebacks.
         async with AsyncExitStack() as stack:
-            for one in sites:
+            for one in vhosts:
                 await stack.enter_async_context(one)
             config = uvicorn.Config(
-                make_app(sites, access, advise),
+                make_app(vhosts, access, advise),
                 lifespan="off",
                 log_config=None,
                 access_log=False,

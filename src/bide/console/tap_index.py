@@ -34,7 +34,7 @@ class TapIndex:
     Attributes:
         lock: hold it while you use the index, because each request uses the index in another thread.
         times: the due times of the messages, by target.
-        older: the number of offsets of the stream before the index.
+        older_count: the number of offsets of the stream before the index.
     """
 
     def __init__(self, stream: str, *, capacity: int = MAX_INDEXED, at_once: int = MAX_READ) -> None:
@@ -79,7 +79,7 @@ class TapIndex:
             start = max(first, self._first - self._at_once)
             self._prepend(self._records(address, start, self._first), start)
         self._drop(len(self) - self._capacity)
-        self.older = max(self._first - first, 0)
+        self.older_count = max(self._first - first, 0)
 
     def find(self, address: Address, message_id: str) -> TapRecord | None:
         """Read the latest message with an id; None if the index has none."""
@@ -113,7 +113,7 @@ class TapIndex:
 
     def _clear(self, first: int) -> None:
         self.times = DueTimes(())
-        self.older = 0
+        self.older_count = 0
         self._first: int = first
         self._last: TapRecord | None = None
         self._offsets, self._stored, self._ids, self._dues = (array("q") for _ in range(4))
@@ -130,7 +130,7 @@ class TapIndex:
     def _note(self, found: Sequence[TapRecord], place: int) -> None:
         """Insert messages at a place."""
         self._offsets[place:place] = array("q", (one.offset for one in found))
-        self._stored[place:place] = array("q", (one.at for one in found))
+        self._stored[place:place] = array("q", (one.stored_at for one in found))
         self._ids[place:place] = array("q", (hash(one.message_id) for one in found))
         # A message without a due time has no target here.
         dues = [(one.target, one.due) if one.target and one.due is not None else ("", 0) for one in found]

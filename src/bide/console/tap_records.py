@@ -21,14 +21,14 @@ class TapRecord:
 
     Attributes:
         offset: its offset in the stream.
-        at: when the broker stored it, in milliseconds since the Unix epoch.
+        stored_at: when the broker stored it, in milliseconds since the Unix epoch.
         due: its due time, in milliseconds since the Unix epoch; None if it has no such header.
         sent: when it was sent, in milliseconds since the Unix epoch; None if it has no such header.
         target: its target, such as ``q:mail``; None if it has no such header.
     """
 
     offset: int
-    at: int
+    stored_at: int
     message_id: str
     due: int | None
     sent: int | None
@@ -60,7 +60,7 @@ def _record(data: bytes, offset: int, at: int) -> TapRecord | None:
         return None
     return TapRecord(
         offset=offset,
-        at=at,
+        stored_at=at,
         message_id=str(message_id or ""),
         due=due if isinstance(due, int) else None,
         sent=sent if isinstance(sent, int) else None,

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bide.admin.apply import message_counts
-from bide.console.gates import gates_of
+from bide.console.gates import count_led_partitions
 from bide.console.parameters import Parameters
-from bide.console.site import Site
 from bide.console.tap_index import TapIndex
 from bide.console.taps import ask_index
+from bide.console.vhost import ConsoleVhost
 from bide.delay.levels import DelayLevel
 from bide.durations import parse_due_time, to_milliseconds
 from bide.errors import BideError, InvalidInputError, ManagementApiError
@@ -20,10 +20,10 @@ from bide.schedules.records import ScheduleFilter
 from bide.schedules.timeline import MAX_INTERVALS, OTHER_TARGETS, ScheduleTimeline, TimeGrid, largest, merged
 from bide.streams.log import Address
 
-_INTERVALS: Final = 120
+_MAX_BARS: Final = 120
 """The number of bars of the skyline, at most; one more if the time does not begin with an interval."""
 
-_TARGETS: Final = 7
+_MAX_TARGETS: Final = 7
 """The maximum number of targets with a colour of their own."""
 
 _SECOND: Final = 1_000
@@ -54,33 +54,33 @@ def filter_of(parameters: Parameters) -> ScheduleFilter:
     return check_filter(**given)
 
 
-async def timeline(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def timeline(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """The numbers of schedules by target and interval, exact, from the index of the gates.
 
     Without ``start`` and ``end``, the view chooses a time in which most schedules are due.
     """
-    gates = await gates_of(site)
-    now = to_milliseconds(site.client.now())
+    gates = await count_led_partitions(vhost)
+    now = to_milliseconds(vhost.client.now())
     if not gates["ok"]:
         return {"gates": gates, "now": now}
     chosen = filter_of(parameters)
     grid = _requested_grid(parameters)
     if grid is not None:
-        found = await site.schedules.timeline(chosen, grid)
+        found = await vhost.schedules.timeline(chosen, grid)
     else:
-        span = await site.schedules.span(chosen)
-        found = await site.schedules.timeline(chosen, _grid_until(now, now if span is None else span[1]))
+        span = await vhost.schedules.span(chosen)
+        found = await vhost.schedules.timeline(chosen, _grid_until(now, now if span is None else span[1]))
         if (dense := _dense_grid(found, now)) is not None:
-            found = await site.schedules.timeline(chosen, dense)
+            found = await vhost.schedules.timeline(chosen, dense)
     return {"gates": gates, "now": now, **_values(found)}
 
 
-async def tapped(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def tap_timeline(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """The numbers of delayed messages without a key by target and interval, from the index of the tap.
 
     With ``older``, older messages are added to the index first.
     """
-    now = to_milliseconds(site.client.now())
+    now = to_milliseconds(vhost.client.now())
     chosen, grid = ScheduleFilter(target=filter_of(parameters).target, due_from=now), _requested_grid(parameters)
 
     def count(index: TapIndex, _: Address) -> ScheduleTimeline:
@@ -92,7 +92,7 @@ async def tapped(site: Site, parameters: Parameters) -> dict[str, Any]:
         found = at(_grid_until(now, max((one.last for one in index.times.span(chosen)), default=now)))
         return found if (dense := _dense_grid(found, now)) is None else at(dense)
 
-    tap = await ask_index(site, "scheduled", count, older=parameters.flag("older"))
+    tap = await ask_index(vhost, "scheduled", count, older=parameters.flag("older"))
     return {"tap": tap.state(), "now": now, **({} if tap.answer is None else _values(tap.answer))}
 
 
@@ -116,7 +116,7 @@ def _grid_until(now: int, last: int) -> TimeGrid:
 
 def grid_of(start: int, end: int) -> TimeGrid:
     """Intervals of a common length that cover the time between two times in milliseconds."""
-    least = -(-(end - start) // _INTERVALS)
+    least = -(-(end - start) // _MAX_BARS)
     width = next((one for one in _WIDTHS if one >= least), _WIDTHS[-1])
     first = start - start % width
     return TimeGrid(start=first, width=width, number=min(-(-(end - first) // width), MAX_INTERVALS))
@@ -136,7 +136,7 @@ def _dense_grid(found: ScheduleTimeline, now: int) -> TimeGrid | None:
 
 def _values(found: ScheduleTimeline) -> dict[str, Any]:
     named = [(target, numbers) for target, numbers in found.targets.items() if target != OTHER_TARGETS]
-    shown, rest = named[:_TARGETS], [numbers for _, numbers in named[_TARGETS:]]
+    shown, rest = named[:_MAX_TARGETS], [numbers for _, numbers in named[_MAX_TARGETS:]]
     rest += [numbers for target, numbers in found.targets.items() if target == OTHER_TARGETS]
     rows = [{"target": target, "counts": numbers, "total": sum(numbers)} for target, numbers in shown]
     if rest:
@@ -160,20 +160,20 @@ def _moment(parameters: Parameters, name: str) -> int | None:
     return None if value is None else max(to_milliseconds(parse_due_time(value)), 0)
 
 
-async def levels(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def levels(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """The numbers of messages in the queues of the delay infrastructure, by level and digit."""
-    infrastructure = site.infrastructure
+    infrastructure = vhost.infrastructure
     queues = infrastructure.waiting_queues()
     names = [one.name for one in queues]
     source, why = "management", ""
     try:
         start = os.path.commonprefix(names)  # noqa: RUF071 (of names, not of paths)
-        found = await site.api.queues(site.name, start)
+        found = await vhost.api.queues(vhost.name, start)
         counts: Mapping[str, int | None] = {one.queue.name: one.messages for one in found}
     except ManagementApiError as error:
         source, why = "amqp", parameters.advise(str(error))
         try:
-            counts = await message_counts(await site.connection(), queues)
+            counts = await message_counts(await vhost.connection(), queues)
         except BideError as other:
             return {"layout": infrastructure.name, "source": None, "why": f"{why}; {other}", "levels": [], "total": 0}
     by_wait: dict[int, int] = {}

@@ -1,6 +1,6 @@
 // Requests to the server of the console.
 
-export const about = { csrf: "", read_only: false, sites: [], user: "" };
+export const about = { csrf: "", read_only: false, vhosts: [], user: "" };
 
 export class RequestError extends Error {
   constructor(status, text, kind) {

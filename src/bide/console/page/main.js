@@ -69,21 +69,21 @@ export function address(name, parameters = {}) {
   return `#/${name}${query ? `?${query}` : ""}`;
 }
 
-function site(parameters) {
-  return about.sites.find((one) => one.name === parameters.vhost) ?? about.sites[0];
+function selectedVhost(parameters) {
+  return about.vhosts.find((one) => one.name === parameters.vhost) ?? about.vhosts[0];
 }
 
 // -- the frame
 
 function frame() {
   const { name, parameters } = where();
-  const here = site(parameters);
-  const vhost = about.sites.length > 1 ? { vhost: here.name } : {};
-  const choice = about.sites.length > 1
+  const here = selectedVhost(parameters);
+  const vhost = about.vhosts.length > 1 ? { vhost: here.name } : {};
+  const choice = about.vhosts.length > 1
     ? h(
         "select",
         { "aria-label": "Virtual host", onchange: (event) => (location.hash = address(name, { vhost: event.target.value })) },
-        about.sites.map((one) => h("option", { value: one.name, selected: one === here }, one.name)),
+        about.vhosts.map((one) => h("option", { value: one.name, selected: one === here }, one.name)),
       )
     : null;
   replace(
@@ -112,8 +112,8 @@ async function show() {
   frame();
   const [, title, view] = VIEWS.find(([one]) => one === name);
   document.title = `${title} · bide console`;
-  const { vhost } = { vhost: site(parameters).name };
-  const kept = about.sites.length > 1 ? { vhost } : {};
+  const { vhost } = { vhost: selectedVhost(parameters).name };
+  const kept = about.vhosts.length > 1 ? { vhost } : {};
   const context = {
     parameters,
     get: (path, values = {}) => get(path, { vhost, ...values }),
@@ -157,7 +157,7 @@ addEventListener("keydown", (event) => {
   const view = VIEWS[Number(event.key) - 1];
   if (view) {
     const { parameters } = where();
-    location.hash = address(view[0], about.sites.length > 1 ? { vhost: site(parameters).name } : {});
+    location.hash = address(view[0], about.vhosts.length > 1 ? { vhost: selectedVhost(parameters).name } : {});
   } else if (event.key === "r") show();
   else if (event.key === "t") toggleTheme();
   else if (event.key === "?") showShortcuts();
@@ -214,7 +214,7 @@ async function enter(token) {
 async function start() {
   await loadAbout();
   document.body.classList.remove("signed-out");
-  if (!about.sites.length) replace(content, empty("No virtual host", "Start the console with --vhost."));
+  if (!about.vhosts.length) replace(content, empty("No virtual host", "Start the console with --vhost."));
   else await show();
 }
 

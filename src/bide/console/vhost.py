@@ -16,7 +16,7 @@ from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, connect
 from bide.client.schedule_methods import schedules_of
 from bide.client.schedules import Schedules
-from bide.console.operations import Operations
+from bide.console.operations import BackgroundOperations
 from bide.console.tap_index import TapIndex
 from bide.delay.protocol import DelayInfrastructure
 from bide.error_queues import ErrorQueue
@@ -28,7 +28,7 @@ _TIMEOUT: Final = timedelta(seconds=30)
 
 
 @dataclass(slots=True, kw_only=True)
-class Site:
+class ConsoleVhost:
     """A virtual host. Use it with ``async with``.
 
     Attributes:
@@ -48,7 +48,7 @@ class Site:
     stream_port: int | None = None
     client: Client = field(init=False)
     api: ManagementApi = field(init=False)
-    operations: Operations = field(init=False, default_factory=Operations)
+    operations: BackgroundOperations = field(init=False, default_factory=BackgroundOperations)
     tap_indexes: dict[str, TapIndex] = field(init=False, default_factory=dict)
     _stack: AsyncExitStack = field(init=False, default_factory=AsyncExitStack)
     _connection: Connection | None = field(init=False, default=None)

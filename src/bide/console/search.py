@@ -5,29 +5,29 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bide.console import failures, schedules
-from bide.console.gates import gates_of
+from bide.console.gates import count_led_partitions
 from bide.console.parameters import Parameters
-from bide.console.site import Site
 from bide.console.tap_records import TapRecord
-from bide.console.taps import TAPS, IndexedTap, ask_index
+from bide.console.taps import TAPS, TapIndexAnswer, ask_index
+from bide.console.vhost import ConsoleVhost
 from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
 from bide.durations import MILLISECOND, to_milliseconds
 from bide.errors import BideError, InvalidInputError, ManagementApiError, NotFoundError, TargetNotFoundError
 from bide.schedules.names import partition_of
 
-_BROWSED: Final = 20_000
+_MAX_BROWSED: Final = 20_000
 """The maximum number of messages of a queue that is searched."""
 
 
-async def find(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def find(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Look for a key in the index of the gates, and for a message id in the streams of the taps and in error queues.
 
     The answer lists the places, and says for each of them whether it was searched.
     """
     text = parameters.required("text").strip()
-    schedule, under_gate = await _schedule(site, text)
-    tapped = await in_taps(site, parameters)
-    failed, browsed = await _failed(site, text, parameters.operator)
+    schedule, under_gate = await _schedule(vhost, text)
+    tapped = await find_in_taps(vhost, parameters)
+    failed, browsed = await _failed(vhost, text, parameters.operator)
     return {
         "text": text,
         "schedule": schedule,
@@ -37,28 +37,28 @@ async def find(site: Site, parameters: Parameters) -> dict[str, Any]:
     }
 
 
-async def in_taps(site: Site, parameters: Parameters) -> dict[str, Any]:
+async def find_in_taps(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Look for a message id in the streams of the taps. With ``older``, older messages are read first."""
     text, older = parameters.required("text").strip(), parameters.flag("older")
     scheduled, delivered = [
-        await ask_index(site, which, lambda index, address: index.find(address, text), older=older) for which in TAPS
+        await ask_index(vhost, which, lambda index, address: index.find(address, text), older=older) for which in TAPS
     ]
     sent, arrived = scheduled.answer, delivered.answer
-    left = [one.older for one in (scheduled, delivered) if not one.is_full]
+    left = [one.older_count for one in (scheduled, delivered) if not one.is_full]
     return {
-        "tap": None if sent is None and arrived is None else _tap_values(site, sent, arrived),
+        "tap": None if sent is None and arrived is None else _tap_values(vhost, sent, arrived),
         "older": sum(left),
         "places": [_tap_place(scheduled), _tap_place(delivered)],
     }
 
 
-async def _schedule(site: Site, key: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
+async def _schedule(vhost: ConsoleVhost, key: str) -> tuple[dict[str, Any] | None, dict[str, Any]]:
     place = f"the index of the gates, partition {partition_of(key)}"
-    gates = await gates_of(site)
+    gates = await count_led_partitions(vhost)
     if not gates["ok"]:
         return None, _place(place, looked=False, note=gates["why"])
     try:
-        found = await schedules.details(site, Parameters(values={"key": key}))
+        found = await schedules.details(vhost, Parameters(values={"key": key}))
     except NotFoundError:
         return None, _place(place, looked=True, note="exact: nothing waits under this key")
     except InvalidInputError as error:
@@ -66,25 +66,28 @@ async def _schedule(site: Site, key: str) -> tuple[dict[str, Any] | None, dict[s
     return found, _place(place, looked=True, note="exact", found=True)
 
 
-async def _failed(site: Site, text: str, operator: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+async def _failed(vhost: ConsoleVhost, text: str, operator: str) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     try:
-        listed = await site.api.queues(site.name, "")
-        names = [one.queue.name for one in listed if failures.is_likely(one) and (one.messages or 0) <= _BROWSED]
+        listed = await vhost.api.queues(vhost.name, "")
+        names = [
+            one.queue.name for one in listed if failures.has_likely_name(one) and (one.messages or 0) <= _MAX_BROWSED
+        ]
         places = [
             _place(
                 f"queue {one.queue.name}",
                 looked=False,
-                note=f"it has {one.messages:,} messages, the limit is {_BROWSED:,}: search it with 'bide errors show'",
+                note=f"it has {one.messages:,} messages, the limit is {_MAX_BROWSED:,}: "
+                "search it with 'bide errors show'",
             )
             for one in listed
-            if failures.is_likely(one) and (one.messages or 0) > _BROWSED
+            if failures.has_likely_name(one) and (one.messages or 0) > _MAX_BROWSED
         ]
     except ManagementApiError as error:
         names, places = ["error"], [_place("other queues", looked=False, note=str(error))]
     found: list[dict[str, Any]] = []
     for name in names:
         try:
-            message = await site.error_queue(name, operator).get(text)
+            message = await vhost.error_queue(name, operator).get(text)
         except NotFoundError:
             places.append(_place(f"queue {name}", looked=True, note="exact: no message with this id"))
         except TargetNotFoundError:
@@ -97,16 +100,16 @@ async def _failed(site: Site, text: str, operator: str) -> tuple[list[dict[str, 
     return found, places
 
 
-def _tap_place(tap: IndexedTap[TapRecord | None]) -> dict[str, Any]:
+def _tap_place(tap: TapIndexAnswer[TapRecord | None]) -> dict[str, Any]:
     if tap.why:
         return _place(f"stream {tap.stream}" if tap.stream else "taps", looked=False, note=tap.why)
-    note = f"{tap.number:,} messages"
-    if tap.older:
-        note = f"the latest {note}; {tap.older:,} are older"
+    note = f"{tap.count:,} messages"
+    if tap.older_count:
+        note = f"the latest {note}; {tap.older_count:,} are older"
     return _place(f"stream {tap.stream}", looked=True, note=note, found=tap.answer is not None)
 
 
-def _tap_values(site: Site, sent: TapRecord | None, arrived: TapRecord | None) -> dict[str, Any]:
+def _tap_values(vhost: ConsoleVhost, sent: TapRecord | None, arrived: TapRecord | None) -> dict[str, Any]:
     """The times at which the taps saw a message, and its hops in between, which are computed."""
     known = sent or arrived
     assert known is not None
@@ -114,14 +117,14 @@ def _tap_values(site: Site, sent: TapRecord | None, arrived: TapRecord | None) -
         "message_id": known.message_id,
         "target": known.target,
         "due": known.due,
-        "scheduled_at": None if sent is None else sent.at,
-        "delivered_at": None if arrived is None else arrived.at,
+        "scheduled_at": None if sent is None else sent.stored_at,
+        "delivered_at": None if arrived is None else arrived.stored_at,
         "hops": [],
     }
     if known.due is not None and known.sent is not None and (target := _target(known.target)) is not None:
-        now = to_milliseconds(site.client.now())
+        now = to_milliseconds(vhost.client.now())
         values["hops"] = _hops(
-            site, max(known.due - known.sent, 0), target, known.sent, now, is_over=arrived is not None
+            vhost, max(known.due - known.sent, 0), target, known.sent, now, is_over=arrived is not None
         )
     return values
 
@@ -133,9 +136,11 @@ def _target(text: str | None) -> Target | None:
     return QueueTarget(name) if kind == "q" else ExchangeTarget(name, "#")
 
 
-def _hops(site: Site, delay: int, target: Target, sent: int, now: int, *, is_over: bool) -> list[dict[str, Any]]:
+def _hops(
+    vhost: ConsoleVhost, delay: int, target: Target, sent: int, now: int, *, is_over: bool
+) -> list[dict[str, Any]]:
     try:
-        steps = site.infrastructure.steps(delay * MILLISECOND, target)
+        steps = vhost.infrastructure.steps(delay * MILLISECOND, target)
     except BideError:
         return []
     hops: list[dict[str, Any]] = []

@@ -7,22 +7,22 @@ from contextlib import aclosing
 from typing import Any, Final
 
 from bide.console.parameters import Parameters
-from bide.console.site import Site
 from bide.console.values import iso, json_value
+from bide.console.vhost import ConsoleVhost
 from bide.error_queues.operator_log import AUDIT, AuditRecord, read_audit
 
-_RECORDS: Final = 5_000
+_MAX_RECORDS: Final = 5_000
 """The maximum number of records that the view uses: the latest ones. All are read."""
 
-_OPERATIONS: Final = 200
+_MAX_OPERATIONS: Final = 200
 """The maximum number of operations that the view lists."""
 
 
-async def history(site: Site, _: Parameters) -> dict[str, Any]:
+async def history(vhost: ConsoleVhost, _: Parameters) -> dict[str, Any]:
     """The latest operations, each with what was chosen and with its result."""
     malformed: list[bytes] = []
-    records = deque[AuditRecord](maxlen=_RECORDS)
-    async with aclosing(read_audit(site.client, malformed=lambda _: malformed.append(b""))) as found:
+    records = deque[AuditRecord](maxlen=_MAX_RECORDS)
+    async with aclosing(read_audit(vhost.client, malformed=lambda _: malformed.append(b""))) as found:
         async for one in found:
             records.append(one)
     runs: dict[str, dict[str, Any]] = {}
@@ -51,5 +51,5 @@ async def history(site: Site, _: Parameters) -> dict[str, Any]:
             run["state"] = record.step
             run["ended"] = iso(record.at)
             run["result"] = json_value(record.details)
-    latest = [*reversed(runs.values())][:_OPERATIONS]
+    latest = [*reversed(runs.values())][:_MAX_OPERATIONS]
     return {"stream": AUDIT, "operations": latest, "malformed": len(malformed)}
