@@ -15,7 +15,7 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.protocol import HEADER_SET_ASIDE
-from bide.error_queues import ErrorQueue, Selection, read_audit
+from bide.error_queues import ErrorQueue, Selection, read_operator_log
 from bide.error_queues.undeliverable import resend
 from bide.errors import InvalidInputError, TargetNotAllowedError
 from bide.messaging.rpc import Caller, serve
@@ -250,7 +250,9 @@ async def test_a_retry_does_not_deliver_where_a_stranger_may_not_write(
     assert salaries in reason
     assert "allow=[...]" in reason
     assert (await ready(connection, orders), await ready(connection, salaries)) == (3, 0)
-    begun = [one.details["allow"] async for one in read_audit(client) if (one.queue, one.step) == (error, "begun")]
+    begun = [
+        one.details["allow"] async for one in read_operator_log(client) if (one.queue, one.step) == (error, "begun")
+    ]
     assert begun == [["orders*"]]
     moved = await queue.retry(Selection(), over="1s", allow=["orders*", "q:salaries*"])
     assert (moved.done, dict(moved.queues)) == (1, {salaries: 1})

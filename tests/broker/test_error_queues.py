@@ -14,8 +14,8 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.error_queues import ErrorQueue, FailedMessage, OperationResult, Selection, read_audit
-from bide.error_queues.operator_log import AUDIT, Audit
+from bide.error_queues import ErrorQueue, FailedMessage, OperationResult, Selection, read_operator_log
+from bide.error_queues.operator_log import OPERATOR_LOG, OperatorLogWriter
 from bide.errors import (
     InvalidInputError,
     NotFoundError,
@@ -215,7 +215,7 @@ async def test_a_cancelled_retry_is_recorded_and_sends_no_more(client: bide.Clie
     assert queue.interrupted is not None
     assert (queue.interrupted.done, queue.interrupted.left) == (1, 5)
     assert await queue.count() == 5
-    records = [one async for one in read_audit(client) if one.queue == name]
+    records = [one async for one in read_operator_log(client) if one.queue == name]
     assert [one.step for one in records] == ["begun", "ids", "interrupted"]
     assert (records[-1].details["done"], records[-1].details["left"]) == (1, 5)
 
@@ -237,7 +237,7 @@ async def test_messages_are_discarded_and_archived_at_the_chosen_pace(
     assert [one[:2] for one in progress] == [(done, 5) for done in range(6)]
     for done, _, at in progress[1:]:
         assert at >= (done - 1) * 0.4
-    records = [one async for one in read_audit(client) if one.queue == name]
+    records = [one async for one in read_operator_log(client) if one.queue == name]
     assert (records[0].operation, records[0].details["over"]) == (operation, "0:00:02")
 
 
@@ -247,7 +247,7 @@ async def test_a_discard_at_a_fast_pace_records_messages_together(client: bide.C
     await park(client, name, 40, fresh("orders"))
     queue = ErrorQueue(client, name)
     assert (await queue.discard(Selection(), over="4s")).done == 40
-    records = [one.details["ids"] async for one in read_audit(client) if (one.queue, one.step) == (name, "ids")]
+    records = [one.details["ids"] async for one in read_operator_log(client) if (one.queue, one.step) == (name, "ids")]
     assert len(records) <= 5
     assert sum(map(len, records)) == 40
     assert await queue.count() == 0
@@ -261,7 +261,7 @@ async def test_a_cancelled_discard_or_archive_keeps_the_rest(client: bide.Client
     await cancel_after_the_first(getattr(queue, operation))
     assert queue.interrupted is not None
     assert (queue.interrupted.done, queue.interrupted.left, await queue.count()) == (1, 5, 5)
-    records = [one async for one in read_audit(client) if one.queue == name]
+    records = [one async for one in read_operator_log(client) if one.queue == name]
     assert [one.step for one in records] == ["begun", "ids", "interrupted"]
 
 
@@ -272,14 +272,14 @@ async def test_a_message_that_is_recorded_as_discarded_leaves_the_queue(
     name = fresh("error")
     await park(client, name, 4, fresh("orders"))
     queue = ErrorQueue(client, name)
-    recorded, going_on, record_ids = asyncio.Event(), asyncio.Event(), Audit.ids
+    recorded, going_on, record_ids = asyncio.Event(), asyncio.Event(), OperatorLogWriter.ids
 
-    async def ids(audit: Audit, found: Sequence[str]) -> None:
-        await record_ids(audit, found)
+    async def ids(writer: OperatorLogWriter, found: Sequence[str]) -> None:
+        await record_ids(writer, found)
         recorded.set()
         await going_on.wait()
 
-    monkeypatch.setattr(Audit, "ids", ids)
+    monkeypatch.setattr(OperatorLogWriter, "ids", ids)
     moving = asyncio.create_task(queue.discard(Selection(), over="20s"))
     async with asyncio.timeout(TIMEOUT):
         await recorded.wait()
@@ -288,7 +288,7 @@ async def test_a_message_that_is_recorded_as_discarded_leaves_the_queue(
         going_on.set()
         with pytest.raises(asyncio.CancelledError):
             await moving
-    records = [one async for one in read_audit(client) if one.queue == name]
+    records = [one async for one in read_operator_log(client) if one.queue == name]
     gone = [one for record in records if record.step == "ids" for one in record.details["ids"]]
     assert (len(gone), await queue.count()) == (1, 3)
 
@@ -384,7 +384,7 @@ async def test_a_discard_is_recorded(vhost: Vhost) -> None:
         moved = await queue.discard(Selection(ids=frozenset({"m0", "m2"})))
         assert (moved.done, moved.seen) == (2, 3)
         assert [one.message_id for one in await listed(queue)] == ["m1"]
-        records = [one async for one in read_audit(client)]
+        records = [one async for one in read_operator_log(client)]
     assert [(one.operation, one.step, one.queue) for one in records] == [
         ("discard", "begun", "error"),
         ("discard", "ids", "error"),
@@ -400,13 +400,13 @@ async def test_a_discard_is_recorded(vhost: Vhost) -> None:
 
 async def test_malformed_records_and_errors_of_the_reader_do_not_break_the_audit(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
-        audit = Audit(client, operation="retry", queue="error", run="r")
-        await audit.begin({})
+        writer = OperatorLogWriter(client, operation="retry", queue="error", run="r")
+        await writer.begin({})
         for junk in ("no json", "[]", "{}", '{"at": 7}', "[" * 100_000):
-            await client.publish(junk, to=AUDIT)
-        await audit.end({})
-        assert [one.step async for one in read_audit(client)] == ["begun", "ended"]
-        async with aclosing(read_audit(client)) as records:
+            await client.publish(junk, to=OPERATOR_LOG)
+        await writer.end({})
+        assert [one.step async for one in read_operator_log(client)] == ["begun", "ended"]
+        async with aclosing(read_operator_log(client)) as records:
             await anext(records)
             with pytest.raises(KeyError, match="of the reader"):
                 await records.athrow(KeyError("of the reader"))
@@ -414,8 +414,8 @@ async def test_malformed_records_and_errors_of_the_reader_do_not_break_the_audit
 
 async def test_nothing_is_recorded_before_the_first_operation(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
-        assert [one async for one in read_audit(client)] == []
-        assert not await client.exists(AUDIT)
+        assert [one async for one in read_operator_log(client)] == []
+        assert not await client.exists(OPERATOR_LOG)
         with pytest.raises(TargetNotFoundError, match="'error'"):
             await ErrorQueue(client).count()
 

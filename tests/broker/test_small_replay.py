@@ -15,7 +15,7 @@ import pytest
 
 import bide
 from bide.cli.app import run
-from bide.error_queues import ErrorQueue, read_audit
+from bide.error_queues import ErrorQueue, read_operator_log
 from bide.local_broker import LocalBroker
 from tests.broker.receiving import eventually, fresh, ready_at
 from tests.broker.test_error_queues import park
@@ -70,7 +70,7 @@ async def test_chosen_messages_return_to_their_queues(
     assert text.endswith(f" s: 5 to {orders}\nengine: this process, because --engine local was given\n")
     assert len(drain(clock_url, orders, 6)) == 6
     assert await left(client, error) == []
-    records = [record.to_dict() async for record in read_audit(client) if record.queue == error]
+    records = [record.to_dict() async for record in read_operator_log(client) if record.queue == error]
     assert (records[0]["operation"], records[0]["limit"], records[-1]["done"]) == ("replay", 2, 5)
 
 

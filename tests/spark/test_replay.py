@@ -16,7 +16,7 @@ import pytest
 
 import bide
 from bide.cli.app import run
-from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_audit
+from bide.error_queues import ErrorQueue, FailedMessage, Selection, read_operator_log
 from bide.error_queues.operation import WINDOW
 from bide.errors import InvalidInputError
 from bide.pipelines.replay import small
@@ -186,7 +186,7 @@ def test_a_replayed_message_equals_that_of_a_retry(
 
     async def records() -> list[dict[str, Any]]:
         async with bide.connect(clock_url) as client:
-            return [record.to_dict() async for record in read_audit(client) if record.queue == other]
+            return [record.to_dict() async for record in read_operator_log(client) if record.queue == other]
 
     begun, ids, ended = asyncio.run(records())
     assert (begun["operation"], begun["where"]) == ("replay", "message_id = 'm1'")

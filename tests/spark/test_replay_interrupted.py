@@ -17,7 +17,7 @@ import pytest
 
 import bide
 from bide.cli.app import run
-from bide.error_queues import AuditRecord, read_audit
+from bide.error_queues import OperatorLogRecord, read_operator_log
 from bide.pipelines.replay.choices import Choices
 from tests.audited_shop import AuditedShop, fill
 from tests.broker.conftest import clock_url
@@ -100,9 +100,9 @@ def test_no_message_leaves_the_queue_after_an_interruption(
     )
     assert parked(clock_url, error) == []
 
-    async def records() -> list[AuditRecord]:
+    async def records() -> list[OperatorLogRecord]:
         async with bide.connect(clock_url) as client:
-            return [one async for one in read_audit(client) if one.queue == error]
+            return [one async for one in read_operator_log(client) if one.queue == error]
 
     ends = [one for one in asyncio.run(records()) if one.step not in ("begun", "ids")]
     assert [(one.step, one.details["done"]) for one in ends] == [("interrupted", arrived), ("ended", left)]

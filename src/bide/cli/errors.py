@@ -288,17 +288,17 @@ def history(settings: Settings, as_json: bool) -> None:
     """Show the records of operations on failed messages: who, what and when."""
 
     async def work() -> None:
-        from bide.error_queues import read_audit
-        from bide.error_queues.operator_log import AUDIT
+        from bide.error_queues import read_operator_log
+        from bide.error_queues.operator_log import OPERATOR_LOG
 
         malformed: list[bytes] = []
         async with connected_client(settings) as client:
             with working("reading") as end_message:
-                async with aclosing(read_audit(client, malformed=lambda _: malformed.append(b""))) as records:
+                async with aclosing(read_operator_log(client, malformed=lambda _: malformed.append(b""))) as records:
                     async for record in records:
                         end_message()
                         print_json_line(record.to_dict()) if as_json else view.write_record(record)
         if malformed:
-            view.write_malformed(len(malformed), AUDIT)
+            view.write_malformed(len(malformed), OPERATOR_LOG)
 
     run_async(work())

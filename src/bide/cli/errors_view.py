@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from datetime import datetime
 
-    from bide.error_queues import AuditRecord, FailedMessage, Group, OperationResult, Summary
+    from bide.error_queues import FailedMessage, Group, OperationResult, OperatorLogRecord, Summary
 
 _MAX_NAMES: Final = 10
 """The number of queues that one line names, because headers of failed messages can have any number of names."""
@@ -225,7 +225,7 @@ def _stay_text(number: int) -> str:
     return quantity(number, "stays", "stay")
 
 
-def write_record(record: AuditRecord) -> None:
+def write_record(record: OperatorLogRecord) -> None:
     """Print one record of the operator log."""
     details = {name: value for name, value in record.details.items() if name != "ids"}
     count = len(record.details.get("ids", ()))

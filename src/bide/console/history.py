@@ -9,7 +9,7 @@ from typing import Any, Final
 from bide.console.parameters import Parameters
 from bide.console.values import iso, json_value
 from bide.console.vhost import ConsoleVhost
-from bide.error_queues.operator_log import AUDIT, AuditRecord, read_audit
+from bide.error_queues.operator_log import OPERATOR_LOG, OperatorLogRecord, read_operator_log
 
 _MAX_RECORDS: Final = 5_000
 """The maximum number of records that the view uses: the latest ones. All are read."""
@@ -21,8 +21,8 @@ _MAX_OPERATIONS: Final = 200
 async def history(vhost: ConsoleVhost, _: Parameters) -> dict[str, Any]:
     """The latest operations, each with what was chosen and with its result."""
     malformed: list[bytes] = []
-    records = deque[AuditRecord](maxlen=_MAX_RECORDS)
-    async with aclosing(read_audit(vhost.client, malformed=lambda _: malformed.append(b""))) as found:
+    records = deque[OperatorLogRecord](maxlen=_MAX_RECORDS)
+    async with aclosing(read_operator_log(vhost.client, malformed=lambda _: malformed.append(b""))) as found:
         async for one in found:
             records.append(one)
     runs: dict[str, dict[str, Any]] = {}
@@ -52,4 +52,4 @@ async def history(vhost: ConsoleVhost, _: Parameters) -> dict[str, Any]:
             run["ended"] = iso(record.at)
             run["result"] = json_value(record.details)
     latest = [*reversed(runs.values())][:_MAX_OPERATIONS]
-    return {"stream": AUDIT, "operations": latest, "malformed": len(malformed)}
+    return {"stream": OPERATOR_LOG, "operations": latest, "malformed": len(malformed)}

@@ -20,7 +20,7 @@ from bide.console.operations import BackgroundOperations
 from bide.console.tap_index import TapIndex
 from bide.delay.protocol import DelayInfrastructure
 from bide.error_queues import ErrorQueue
-from bide.error_queues.operator_log import Audit, new_run
+from bide.error_queues.operator_log import OperatorLogWriter, new_run
 from bide.management.api import ManagementApi
 
 _TIMEOUT: Final = timedelta(seconds=30)
@@ -122,7 +122,7 @@ class ConsoleVhost:
             UnsupportedBrokerError: the operation cannot be recorded, and the block does not run.
             BrokerError: the broker did not confirm a record. If it is the first one, the block does not run.
         """
-        record = Audit(self.client, operation=operation, queue=queue, run=new_run(), operator=operator)
+        record = OperatorLogWriter(self.client, operation=operation, queue=queue, run=new_run(), operator=operator)
         await record.begin({name: value for name, value in details.items() if value is not None})
         result: dict[str, object] = {}
         try:

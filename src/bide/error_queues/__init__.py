@@ -5,17 +5,17 @@ from __future__ import annotations
 from bide.error_queues.error_queue import ErrorQueue
 from bide.error_queues.grouping import Group, Summary
 from bide.error_queues.operation_result import OperationResult
-from bide.error_queues.operator_log import AuditRecord, read_audit
+from bide.error_queues.operator_log import OperatorLogRecord, read_operator_log
 from bide.recoverability.failed import FailedMessage
 from bide.recoverability.selection import Selection
 
 __all__ = [
-    "AuditRecord",
     "ErrorQueue",
     "FailedMessage",
     "Group",
     "OperationResult",
+    "OperatorLogRecord",
     "Selection",
     "Summary",
-    "read_audit",
+    "read_operator_log",
 ]

@@ -19,7 +19,7 @@ from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.grouping import By, Group, Groups, Summary
 from bide.error_queues.operation import WINDOW, Operation, Pace, Progress, evenly
 from bide.error_queues.operation_result import OperationResult
-from bide.error_queues.operator_log import Audit, new_run
+from bide.error_queues.operator_log import OperatorLogWriter, new_run
 from bide.errors import (
     BideError,
     InvalidDelayError,
@@ -234,7 +234,7 @@ class ErrorQueue:
             taken: called with each message that is sent or cannot be sent, before *due* is called for the next one.
             to: a queue to send all of them to instead.
             total: number of messages after which the operation ends; 0 for no limit.
-            details: why these messages were selected, for the audit record.
+            details: why these messages were selected, for the operator log.
             progress: called with the number of finished messages and the total.
 
         Raises:
@@ -380,8 +380,6 @@ class ErrorQueue:
         total = await self.count(selection) if period or progress else 0
         return await self._move("discard", self.queue, selection, None, {}, progress, total, over=period)
 
-    # -- internals
-
     async def _move(
         self,
         operation: str,
@@ -401,12 +399,14 @@ class ErrorQueue:
         self.interrupted = None
         count_reset = await self._count_reset(queue, sends=operation in _SENDING)
         name = run or new_run()
-        audit = None
+        log_writer = None
         if self._audited:
-            audit = Audit(self._client, operation=operation, queue=self.queue, run=name, operator=self._operator)
+            log_writer = OperatorLogWriter(
+                self._client, operation=operation, queue=self.queue, run=name, operator=self._operator
+            )
             given = {name: value for name, value in details.items() if value is not None}
-            await audit.begin({"selection": selection.to_dict(), **given})
-        running = Operation(name, self._client, audit, selection, copy, pace, progress, total)
+            await log_writer.begin({"selection": selection.to_dict(), **given})
+        running = Operation(name, self._client, log_writer, selection, copy, pace, progress, total)
         try:
             while True:
                 async with self._look(count_reset, prefetch=PREFETCH if pace is None else _PACED_PREFETCH) as browser:
@@ -418,13 +418,13 @@ class ErrorQueue:
         except (asyncio.CancelledError, BideError) as error:
             if running.done or not isinstance(error, BideError):
                 self.interrupted = replace(running.result(), left=running.left)
-            if audit is not None and self.interrupted is not None:
+            if log_writer is not None and self.interrupted is not None:
                 cause = {"error": str(error)} if isinstance(error, BideError) else {}
-                await audit.interrupt({**self.interrupted.to_dict(), "left": running.left, **cause})
+                await log_writer.interrupt({**self.interrupted.to_dict(), "left": running.left, **cause})
             raise
         result = running.result()
-        if audit is not None:
-            await audit.end(result.to_dict())
+        if log_writer is not None:
+            await log_writer.end(result.to_dict())
         return result
 
     async def _count_reset(self, queue: str, *, sends: bool = False) -> DeliveryCountReset:

@@ -13,7 +13,7 @@ from bide.client.client import Client
 from bide.error_queues.browsed_message import BrowsedMessage
 from bide.error_queues.browser import QueueBrowser
 from bide.error_queues.operation_result import OperationResult
-from bide.error_queues.operator_log import IDS_PER_RECORD, Audit
+from bide.error_queues.operator_log import IDS_PER_RECORD, OperatorLogWriter
 from bide.errors import BideError, InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
 from bide.messages.prepared import PreparedMessage
 from bide.recoverability.failed import FailedMessage
@@ -56,7 +56,7 @@ class Operation:
     Attributes:
         name: the name of the operation.
         client: sends the copies.
-        audit: records the ids of processed messages; None for no record.
+        log_writer: records the ids of processed messages; None for no record.
         selection: selects the messages.
         copy: makes the copy that replaces a message, from the message and its number; None discards the messages.
         pace: decides when each message leaves; None for as soon as possible.
@@ -72,7 +72,7 @@ class Operation:
 
     name: str
     client: Client
-    audit: Audit | None
+    log_writer: OperatorLogWriter | None
     selection: Selection
     copy: Callable[[FailedMessage, int], PreparedMessage | None] | None
     pace: Pace | None
@@ -257,8 +257,8 @@ class Operation:
 
     async def _record(self) -> None:
         ids, self._ids = self._ids, []
-        if self.audit is not None and ids:
-            await self.audit.ids(ids)
+        if self.log_writer is not None and ids:
+            await self.log_writer.ids(ids)
 
     def _count(self) -> None:
         self.done += 1

@@ -1,4 +1,4 @@
-"""Audit records of operations on failed messages, in a stream."""
+"""Operator log: records of operations on failed messages and schedules, in a stream."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from bide.topology import Queue, Topology
 
 log = logger(__name__)
 
-AUDIT: Final = "bide.audit"
-"""The stream that audit records are written to."""
+OPERATOR_LOG: Final = "bide.audit"
+"""The stream of the operator log."""
 
 IDS_PER_RECORD: Final = 1000
 
@@ -40,7 +40,7 @@ _QUIET: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRecord:
+class OperatorLogRecord:
     """One step of an operation.
 
     Attributes:
@@ -101,7 +101,7 @@ class AuditRecord:
             raise ValueError("at is outside the years 1 to 9999") from None
 
 
-class Audit:
+class OperatorLogWriter:
     """Writes the records of one operation.
 
     Args:
@@ -124,13 +124,13 @@ class Audit:
             BrokerError: the broker did not confirm the record.
         """
         try:
-            if not await self._client.exists(AUDIT):
-                stream = Queue(AUDIT, arguments={"x-queue-type": "stream", "x-max-age": _KEEP})
+            if not await self._client.exists(OPERATOR_LOG):
+                stream = Queue(OPERATOR_LOG, arguments={"x-queue-type": "stream", "x-max-age": _KEEP})
                 await self._client.declare(Topology(queues=[stream]))
         except BrokerError as error:
             raise UnsupportedBrokerError(
-                f"the operation cannot be recorded, because the stream {AUDIT!r} cannot be declared ({error}): allow "
-                "this user to declare it, or run without a record with audit=False"
+                f"the operation cannot be recorded, because the stream {OPERATOR_LOG!r} cannot be declared ({error}): "
+                "allow this user to declare it, or run without a record with audit=False"
             ) from error
         await self._write("begun", details)
 
@@ -163,7 +163,7 @@ class Audit:
             log.warning("the interruption of %s was not recorded: %s", self._operation, error)
 
     async def _write(self, step: str, details: Mapping[str, Any]) -> None:
-        record = AuditRecord(
+        record = OperatorLogRecord(
             at=self._client.now(),
             who=self._operator or this_operator(),
             user=self._client.url.user,
@@ -174,13 +174,13 @@ class Audit:
             details=details,
         )
         body = json.dumps(record.to_dict(), ensure_ascii=True, separators=(",", ":"), default=str)
-        await self._client.publish(body, to=AUDIT, type="bide.audit", content_type="application/json")
+        await self._client.publish(body, to=OPERATOR_LOG, type="bide.audit", content_type="application/json")
 
 
-async def read_audit(
+async def read_operator_log(
     client: Client, *, malformed: Callable[[bytes], None] | None = None
-) -> AsyncGenerator[AuditRecord, None]:
-    """Read all records, oldest first. Without an audit stream there are none.
+) -> AsyncGenerator[OperatorLogRecord, None]:
+    """Read all records, oldest first. Without the stream there are none.
 
     Args:
         malformed: called with the body of each message in the stream that is not a record. Every client that may write
@@ -192,7 +192,7 @@ async def read_audit(
     """
     connection = await Connection.open(client.url)
     try:
-        async with aclosing(read_all(connection, AUDIT, max_wait=_TIMEOUT, quiet=_QUIET)) as deliveries:
+        async with aclosing(read_all(connection, OPERATOR_LOG, max_wait=_TIMEOUT, quiet=_QUIET)) as deliveries:
             async for delivery in deliveries:
                 if (record := _record(delivery.body)) is not None:
                     yield record
@@ -202,9 +202,9 @@ async def read_audit(
         await connection.close()
 
 
-def _record(body: bytes) -> AuditRecord | None:
+def _record(body: bytes) -> OperatorLogRecord | None:
     try:
-        return AuditRecord.from_dict(json.loads(body))
+        return OperatorLogRecord.from_dict(json.loads(body))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
 

@@ -8,8 +8,8 @@ from contextlib import suppress
 import pytest
 
 import bide
-from bide.error_queues import operator_log, read_audit
-from bide.error_queues.operator_log import IDS_PER_RECORD, Audit
+from bide.error_queues import operator_log, read_operator_log
+from bide.error_queues.operator_log import IDS_PER_RECORD, OperatorLogWriter
 from bide.errors import ConnectionLostError
 from tests.faults.proxy import Proxy
 from tests.support import Vhost
@@ -28,7 +28,7 @@ def less_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 async def recorded(vhost: Vhost, quiet: None) -> None:
     """Far more than the broker sends together with the answer that it is going to send something."""
     async with bide.connect(vhost.url) as client:
-        record = Audit(client, operation="retry", queue="error", run="r")
+        record = OperatorLogWriter(client, operation="retry", queue="error", run="r")
         await record.begin({})
         await record.ids(["an id as long as they usually are"] * IDS_PER_RECORD * 3)
         await record.end({})
@@ -36,7 +36,7 @@ async def recorded(vhost: Vhost, quiet: None) -> None:
 
 async def read(url: str) -> list[str]:
     async with bide.connect(url) as client:
-        return [one.step async for one in read_audit(client)]
+        return [one.step async for one in read_operator_log(client)]
 
 
 def stall_at(proxy: Proxy, number: int) -> asyncio.Event:
@@ -80,7 +80,7 @@ async def test_a_broker_that_stops_answering_is_an_error(
 
 async def test_reading_a_growing_record_ends(vhost: Vhost) -> None:
     async with bide.connect(vhost.url) as client:
-        other = Audit(client, operation="discard", queue="error", run="other")
+        other = OperatorLogWriter(client, operation="discard", queue="error", run="other")
 
         async def go_on() -> None:
             while True:
