@@ -6,17 +6,17 @@ from datetime import UTC, datetime, timedelta
 from typing import Final
 
 from bide.pipelines.report.figures import (
+    FailureFigures,
     FailureGroup,
-    Failures,
     Figures,
     FlowFigures,
     Headline,
-    ReportStep,
+    LatenessBin,
     ScheduleCounts,
     ScheduleFigures,
-    Target,
+    TargetFigures,
 )
-from bide.pipelines.report.filters import Choice, Filters
+from bide.pipelines.report.filters import FilterChoice, Filters
 from bide.pipelines.report.pending_figures import OverdueMessage, PendingFigures, PendingTarget
 
 NOON: Final = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -32,7 +32,7 @@ def headline() -> Headline:
         overdue=13,
         lost=2,
         early=0,
-        grace=timedelta(minutes=10),
+        lost_after=timedelta(minutes=10),
         since=NOON,
         until=NOON + 30 * MINUTE,
         p50=7.5,
@@ -71,17 +71,17 @@ def schedules(queue: str) -> ScheduleFigures:
 SHORT: Final = timedelta(seconds=10)
 
 
-def choice(share: float, *, target: int = 0, type: int = 0, oldest: list[OverdueMessage] | None = None) -> Choice:
+def choice(share: float, *, target: int = 0, type: int = 0, oldest: list[OverdueMessage] | None = None) -> FilterChoice:
     """A part of the messages of :func:`figures`, each span of them in the first of its short spans."""
     rest = [0] * (MINUTE // SHORT - 1)
-    return Choice(
+    return FilterChoice(
         target=target,
         type=type,
         scheduled=[one for count in _SCHEDULED for one in (round(share * count), *rest)],
         delivered=[one for count in _DELIVERED for one in (round(share * count), *rest)],
         p50=list(_P50),
         p99=list(_P99),
-        steps=[round(share * one) for one in _STEPS],
+        bins=[round(share * one) for one in _BINS],
         late=[7.5, 21.0, 33.24, 1500.0],
         pending=[round(share * 13), round(share * 986), *[0] * 22],
         overdue=[round(share * 13), *[0] * 23],
@@ -126,7 +126,7 @@ _SCHEDULED: Final = [40_000] * 25 + [0] * 6
 _DELIVERED: Final = [0] * 5 + [39_960] * 25 + [0]
 _P50: Final = [None] * 5 + [7.5] * 25 + [None]
 _P99: Final = [None] * 5 + [33.0] * 25 + [None]
-_STEPS: Final = [10, 800_000, 198_990]
+_BINS: Final = [10, 800_000, 198_990]
 
 
 def figures(
@@ -152,15 +152,15 @@ def figures(
             p99=_P99,
         ),
         lateness=[
-            ReportStep(low=0.0, high=1.0, count=_STEPS[0]),
-            ReportStep(low=1.0, high=10.0, count=_STEPS[1]),
-            ReportStep(low=10.0, high=100.0, count=_STEPS[2]),
+            LatenessBin(low=0.0, high=1.0, count=_BINS[0]),
+            LatenessBin(low=1.0, high=10.0, count=_BINS[1]),
+            LatenessBin(low=10.0, high=100.0, count=_BINS[2]),
         ],
         targets=[
-            Target(
+            TargetFigures(
                 name=queue, scheduled=900_000, delivered=899_500, overdue=13, p50=7.5, p95=21.0, p99=33.0, max=1500.0
             ),
-            Target(
+            TargetFigures(
                 name="x:shop", scheduled=100_000, delivered=99_500, overdue=0, p50=8.0, p95=30.0, p99=40.0, max=90.0
             ),
         ],
@@ -181,7 +181,7 @@ def figures(
             earlier=0,
             later=1,
         ),
-        failures=Failures(
+        failures=FailureFigures(
             first=NOON,
             width=MINUTE,
             spans=3,

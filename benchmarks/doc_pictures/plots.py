@@ -12,9 +12,9 @@ from typing import Final
 
 from benchmarks.doc_pictures.figures import Audited, Campaign, Level, Replayed
 from bide.pipelines.charts import texts
-from bide.pipelines.charts.axes import TICK_SIZE, Frame, filled, legend, steps, value_axis
-from bide.pipelines.charts.drawing import BOLD_LETTER, Bar, Drawing, Label, Line, Mark, Point, Role
-from bide.pipelines.charts.scale import Linear, Logarithmic
+from bide.pipelines.charts.axes import TICK_SIZE, Frame, bar_outline, filled_area, legend, value_axis
+from bide.pipelines.charts.drawing import BOLD_CHARACTER_WIDTH, Bar, Drawing, Label, Line, Mark, Point, Role
+from bide.pipelines.charts.scale import LinearScale, LogarithmicScale
 from bide.pipelines.charts.svg import NARROW_BELOW, document
 
 WIDE: Final = 760
@@ -37,16 +37,16 @@ def campaign(found: Campaign, *, width: float) -> Drawing:
     height = 0.62 * width
     upper, lower = _frames(width, height, 2)
     end = found.every * len(found.due)
-    across = Linear(0, end, upper.left, upper.right)
+    across = LinearScale(0, end, upper.left, upper.right)
     places = _places(across, 0, found.every, len(found.due))
-    up = Linear(0, max(*found.due, *found.received, 1), upper.bottom, upper.top)
+    up = LinearScale(0, max(*found.due, *found.received, 1), upper.bottom, upper.top)
     marks: list[Mark] = [*_elapsed(across, upper), *value_axis(up, up.ticks(3), upper, texts.brief)]
-    marks += filled(steps([up.place(one) for one in found.received], places), up.place(0), Role.OUT)
+    marks += filled_area(bar_outline([up.place(one) for one in found.received], places), up.place(0), Role.OUT)
     marks += _dashed(found.due, up, places)
     marks += _heading([("received", Role.OUT), ("due", Role.MARK)], f"messages per {found.every:g} s", upper)
-    up = Linear(0, max(*found.waiting, 1), lower.bottom, lower.top)
+    up = LinearScale(0, max(*found.waiting, 1), lower.bottom, lower.top)
     marks += [*_elapsed(across, lower), *value_axis(up, up.ticks(3), lower, texts.brief)]
-    marks += filled(steps([up.place(one) for one in found.waiting], places), up.place(0), Role.WAITING)
+    marks += filled_area(bar_outline([up.place(one) for one in found.waiting], places), up.place(0), Role.WAITING)
     marks += _heading([("waiting on the broker", Role.WAITING)], "messages", lower)
     sent = Label(x=across.place(found.sent_in) + 8, y=lower.top + 18, text=f"all sent after {found.sent_in:.1f} s")
     marks += [sent, *_elapsed_texts(across, lower, _SINCE)]
@@ -59,10 +59,10 @@ def audited(found: Audited, *, width: float) -> Drawing:
     height = 0.62 * width
     upper, lower = _frames(width, height, 2)
     count = len(found.processed)
-    across = Linear(found.first, found.first + found.every * count, upper.left, upper.right)
+    across = LinearScale(found.first, found.first + found.every * count, upper.left, upper.right)
     marks: list[Mark] = [*_elapsed(across, upper)]
     layers = (found.processed, found.parked, found.waiting)
-    up = Linear(0, max(*(sum(one) for one in zip(*layers, strict=True)), 1), upper.bottom, upper.top)
+    up = LinearScale(0, max(*(sum(one) for one in zip(*layers, strict=True)), 1), upper.bottom, upper.top)
     marks += value_axis(up, up.ticks(3), upper, texts.brief)
     gap = 1 if width > NARROW_BELOW else 0.5
     for number, column in enumerate(zip(*layers, strict=True)):
@@ -79,7 +79,7 @@ def audited(found: Audited, *, width: float) -> Drawing:
     known = [max(one, 1.0) for values, _ in percentiles for one in values if one is not None]
     low = 10.0 ** floor(log10(min(known, default=1.0)))
     high = 10.0 ** max(ceil(log10(max(known, default=1.0))), round(log10(low)) + 1)
-    scale = Logarithmic(low, high, lower.bottom, lower.top)
+    scale = LogarithmicScale(low, high, lower.bottom, lower.top)
     marks += [*_elapsed(across, lower), *value_axis(scale, scale.ticks(14), lower, texts.milliseconds)]
     for values, role in percentiles:
         for piece in _pieces(values, found, across, scale):
@@ -106,11 +106,11 @@ def replayed(found: Replayed, *, width: float) -> Drawing:
         (frames[0], found.parked_from, found.parked, Role.BAD),
         (frames[1], found.back_from, found.received, Role.OUT),
     ):
-        across = Linear(first, first + longest, frame.left, frame.right)
-        up = Linear(0, highest, frame.bottom, frame.top)
+        across = LinearScale(first, first + longest, frame.left, frame.right)
+        up = LinearScale(0, highest, frame.bottom, frame.top)
         places = _places(across, first, found.every, len(filling))
         marks += [*_elapsed(across, frame), *value_axis(up, up.ticks(3), frame, texts.brief)]
-        marks += filled(steps([up.place(one) for one in filling], places), up.place(0), role)
+        marks += filled_area(bar_outline([up.place(one) for one in filling], places), up.place(0), role)
         if role is Role.OUT:
             marks += _dashed(found.due, up, places)
         marks += _elapsed_texts(across, frame, _SINCE if role is Role.OUT else "")
@@ -128,20 +128,20 @@ def planned(levels: Sequence[Level], *, width: float) -> Drawing:
     end = max(one.at[-1] for one in levels)
     frames = _frames(width, height, len(levels))
     for frame, one in zip(frames, levels, strict=True):
-        across = Linear(0, end, frame.left, frame.right)
-        up = Linear(0, max(*one.measured, *one.planned, 1), frame.bottom, frame.top)
+        across = LinearScale(0, end, frame.left, frame.right)
+        up = LinearScale(0, max(*one.measured, *one.planned, 1), frame.bottom, frame.top)
         outline, plan = (
             tuple((across.place(at), up.place(value)) for at, value in zip(one.at, values, strict=True))
             for values in (one.measured, one.planned)
         )
         marks += [*_elapsed(across, frame), *value_axis(up, up.ticks(2), frame, texts.brief)]
-        marks += filled(outline, up.place(0), Role.WAITING)
+        marks += filled_area(outline, up.place(0), Role.WAITING)
         marks.append(Line(points=plan, role=Role.MARK, width=1.5, dashed=True))
         name = f"level {one.name}" if width <= NARROW_BELOW else f"level {one.name}, {_LEVELS[one.name]}"
         marks.append(Label(x=frame.left, y=frame.top - 11, text=name, bold=True))
         marks.append(_unit("held" if width <= NARROW_BELOW else "messages held", frame))
         if frame is frames[0]:
-            x = frame.left + BOLD_LETTER * 12 * len(name) + 14
+            x = frame.left + BOLD_CHARACTER_WIDTH * 12 * len(name) + 14
             marks += legend([("measured", Role.WAITING), ("planned", Role.MARK)], x=x, y=frame.top - 11)
         if frame is frames[-1]:
             marks += _elapsed_texts(across, frame, _SINCE)
@@ -165,11 +165,11 @@ def _frames(width: float, height: float, count: int, *, between: float = _BETWEE
     return [Frame(left=_LEFT, right=width - _RIGHT, top=top, bottom=top + tall) for top in tops]
 
 
-def _places(across: Linear, first: float, every: float, count: int) -> list[float]:
+def _places(across: LinearScale, first: float, every: float, count: int) -> list[float]:
     return [across.place(first + every * number) for number in range(count + 1)]
 
 
-def _dashed(values: Sequence[int], up: Linear, places: Sequence[float]) -> Iterator[Mark]:
+def _dashed(values: Sequence[int], up: LinearScale, places: Sequence[float]) -> Iterator[Mark]:
     """The planned values as a dashed line, without the parts along the axis."""
     run: list[int] = []
     for number, value in enumerate([*values, 0]):
@@ -177,14 +177,14 @@ def _dashed(values: Sequence[int], up: Linear, places: Sequence[float]) -> Itera
             run.append(number)
         elif run:
             edges = places[run[0] : run[-1] + 2]
-            outline = steps([up.place(values[one]) for one in run], edges)
+            outline = bar_outline([up.place(values[one]) for one in run], edges)
             points = ((edges[0], up.place(0)), *outline, (edges[-1], up.place(0)))
             yield Line(points=points, role=Role.MARK, width=1.25, dashed=True)
             run = []
 
 
 def _pieces(
-    values: Sequence[float | None], found: Audited, across: Linear, scale: Logarithmic
+    values: Sequence[float | None], found: Audited, across: LinearScale, scale: LogarithmicScale
 ) -> Iterator[tuple[Point, ...]]:
     """Lines through the known values, broken at gaps."""
     points: list[Point] = []
@@ -197,20 +197,20 @@ def _pieces(
             points = []
 
 
-def _ticks(across: Linear) -> list[float]:
+def _ticks(across: LinearScale) -> list[float]:
     """Seconds that are written under an axis."""
     most = (across.end - across.start) / _TICK_WIDTH
     step = next((one for one in _TICKS if (across.high - across.low) / one <= most), _TICKS[-1])
     return [float(step * number) for number in range(ceil(across.low / step), floor(across.high / step) + 1)]
 
 
-def _elapsed(across: Linear, frame: Frame) -> Iterator[Mark]:
+def _elapsed(across: LinearScale, frame: Frame) -> Iterator[Mark]:
     for value in _ticks(across):
         x = across.place(value)
         yield Line(points=((x, frame.top), (x, frame.bottom)), role=Role.GRID)
 
 
-def _elapsed_texts(across: Linear, frame: Frame, title: str) -> Iterator[Mark]:
+def _elapsed_texts(across: LinearScale, frame: Frame, title: str) -> Iterator[Mark]:
     """Times under an axis, and below them what they are."""
     for value in _ticks(across):
         text = f"{int(value) // 60}:{int(value) % 60:02}"

@@ -9,8 +9,8 @@ from typing import Final
 
 from benchmarks.suite.results import Spread
 from bide.pipelines.charts.axes import legend
-from bide.pipelines.charts.drawing import LETTER, Bar, Drawing, Label, Line, Mark, Role
-from bide.pipelines.charts.scale import Linear, Logarithmic
+from bide.pipelines.charts.drawing import CHARACTER_WIDTH, Bar, Drawing, Label, Line, Mark, Role
+from bide.pipelines.charts.scale import LinearScale, LogarithmicScale
 from bide.pipelines.charts.svg import document
 
 _WIDTH: Final = 760
@@ -87,7 +87,7 @@ class Chart:
             top += _height(group)
         return Drawing(title=self.title, width=_WIDTH, height=height, marks=tuple(marks))
 
-    def _group(self, group: Group, across: Linear | Logarithmic, top: float) -> Iterator[Mark]:
+    def _group(self, group: Group, across: LinearScale | LogarithmicScale, top: float) -> Iterator[Mark]:
         drawn = [(role, spread) for role, spread in zip(_SERIES, group.spreads, strict=False) if spread is not None]
         yield Label(x=across.start - 8, y=top + _BAR * len(drawn) / 2 + 4, text=group.label, anchor="end")
         for row, (role, spread) in enumerate(drawn):
@@ -100,19 +100,19 @@ class Chart:
                 yield Line(points=((low, centre), (high, centre)), role=Role.MARK, width=1.5)
             yield Label(x=max(across.start + width, high) + 6, y=centre + 4, text=f"{spread.median:,.{self.digits}f}")
 
-    def _axis(self) -> Linear | Logarithmic:
+    def _axis(self) -> LinearScale | LogarithmicScale:
         spreads = [one for group in self.groups for one in group.spreads if one is not None]
-        left = 24 + LETTER * 12 * max(len(group.label) for group in self.groups)
+        left = 24 + CHARACTER_WIDTH * 12 * max(len(group.label) for group in self.groups)
         right = float(_WIDTH - _RIGHT)
         high = max(one.high for one in spreads)
         if not self.logarithmic:
-            return Linear(0.0, high, left, right)
+            return LinearScale(0.0, high, left, right)
         over_zero = (value for one in spreads for value in (one.low, one.median, one.high) if value > 0)
         low = 10.0 ** floor(log10(min(over_zero)))
-        return Logarithmic(low, max(10.0 ** ceil(log10(high)), low * 10), left, right)
+        return LogarithmicScale(low, max(10.0 ** ceil(log10(high)), low * 10), left, right)
 
-    def _ticks(self, across: Linear | Logarithmic) -> list[float]:
-        if isinstance(across, Linear):
+    def _ticks(self, across: LinearScale | LogarithmicScale) -> list[float]:
+        if isinstance(across, LinearScale):
             return across.ticks(_TICKS, least=0.0)
         return [10.0**power for power in range(round(log10(across.low)), round(log10(across.high)) + 1)]
 

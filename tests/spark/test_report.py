@@ -24,10 +24,10 @@ from pyarrow import parquet
 from bide.cli.app import BAD_USAGE, FAILED, run
 from bide.errors import InvalidColumnError, InvalidInputError
 from bide.pipelines.report import collecting, collecting_filters
-from bide.pipelines.report.counting import STEPS
 from bide.pipelines.report.duckdb_tables import small_tables
 from bide.pipelines.report.figures import Figures
 from bide.pipelines.report.page import page
+from bide.pipelines.report.queries import BINS_PER_DECADE
 from bide.pipelines.report.spark_tables import spark_tables
 from tests.spark import audit_tables
 from tests.spark.audit_tables import FIRST, LAST, message, pending_of, write, write_all
@@ -50,9 +50,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-def collect(folder: Path, *, grace: timedelta = collecting.GRACE) -> Figures:
+def collect(folder: Path, *, lost_after: timedelta = collecting.DEFAULT_LOST_AFTER) -> Figures:
     with small_tables(str(folder)) as tables:
-        return collecting.collect(tables, grace=grace)
+        return collecting.collect(tables, lost_after=lost_after)
 
 
 def collect_with_spark(spark: SparkSession, folder: Path) -> Figures:
@@ -80,7 +80,7 @@ def test_the_headline_counts_every_outcome(figures: Figures, rows: list[dict[str
     assert head.pending == MESSAGES - len(late)
     assert head.overdue == sum(row["outcome"] == "overdue" for row in rows) > 0
     assert head.until is not None
-    before = head.until - collecting.GRACE
+    before = head.until - collecting.DEFAULT_LOST_AFTER
     assert head.lost == sum(row["outcome"] == "overdue" and row["due"] < before for row in rows)
     times = [row[name] for row in rows for name in ("scheduled", "delivered") if row[name]]
     assert (head.since, head.until) == (min(times), max(times))
@@ -112,7 +112,7 @@ def test_lateness_is_counted_in_logarithmic_steps(figures: Figures, rows: list[d
     steps = figures.lateness
     assert steps
     assert all(one.high == other.low for one, other in pairwise(steps))
-    assert steps[1].high / steps[1].low == pytest.approx(10 ** (1 / STEPS))
+    assert steps[1].high / steps[1].low == pytest.approx(10 ** (1 / BINS_PER_DECADE))
     for one in steps:
         assert one.count == sum(
             row["delivered"] is not None and one.low <= row["lateness_ms"] < one.high for row in rows
@@ -169,7 +169,7 @@ def test_each_choice_of_the_filters_has_its_own_counts(figures: Figures, rows: l
     assert filters.short == timedelta(minutes=10)
     assert len(filters.choices) == (1 + len(filters.targets)) * (1 + len(filters.types))
     whole = filters.choices[0]
-    assert (whole.target, whole.type, whole.p50, whole.steps) == (0, 0, flow.p50, [s.count for s in figures.lateness])
+    assert (whole.target, whole.type, whole.p50, whole.bins) == (0, 0, flow.p50, [s.count for s in figures.lateness])
     for one in filters.choices:
         own = [
             row
@@ -181,7 +181,7 @@ def test_each_choice_of_the_filters_has_its_own_counts(figures: Figures, rows: l
             spans = [(row[name] - flow.first) // filters.short for row in own if row[name]]
             assert counts == [spans.count(number) for number in range(72 * 6)]
         late = sorted(row["lateness_ms"] for row in own if row["delivered"])
-        assert sum(one.steps) == len(late)
+        assert sum(one.bins) == len(late)
         assert one.late[3] == (late[-1] if late else None)
         if late:
             assert one.late[0] == late[math.ceil(0.5 * len(late)) - 1]
@@ -191,7 +191,7 @@ def test_each_choice_of_the_filters_has_its_own_counts(figures: Figures, rows: l
         assert one.pending == [dues.count(number) for number in range(pending.spans)]
         overdue = sorted((row["due"], row["message_id"]) for row in own if row["outcome"] == "overdue")
         assert sum(one.overdue) == len(overdue)
-        assert [(message.due, message.message_id) for message in one.oldest] == overdue[: collecting_filters.OLDEST]
+        assert [(message.due, message.message_id) for message in one.oldest] == overdue[: collecting_filters.MAX_OLDEST]
 
 
 def test_the_oldest_overdue_messages_are_listed_and_the_query_gives_all(spark: SparkSession, tmp_path: Path) -> None:
@@ -286,12 +286,12 @@ def test_undelivered_messages_are_lost_after_the_grace_period(tmp_path: Path) ->
         message(2, target="q:a", scheduled=FIRST, due=LAST - timedelta(minutes=11), late=1e9),
     ]
     write(tmp_path, "messages", rows)
-    head = collect(tmp_path, grace=timedelta(minutes=5)).headline
+    head = collect(tmp_path, lost_after=timedelta(minutes=5)).headline
     assert head is not None
     assert (head.overdue, head.lost) == (2, 2)
     assert head.until == LAST - timedelta(seconds=10)
-    for grace, lost in ((timedelta(minutes=10), 1), (timedelta(minutes=5), 2), (timedelta(days=1), 0)):
-        counted = collect(tmp_path, grace=grace).headline
+    for lost_after, lost in ((timedelta(minutes=10), 1), (timedelta(minutes=5), 2), (timedelta(days=1), 0)):
+        counted = collect(tmp_path, lost_after=lost_after).headline
         assert counted is not None
         assert counted.lost == lost
 

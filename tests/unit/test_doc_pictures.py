@@ -105,7 +105,7 @@ def corners(mark: Mark) -> Iterator[tuple[float, float]]:
 @pytest.mark.parametrize("width", [WIDE, NARROW])
 def test_everything_is_drawn_within_the_picture(page: str, width: float) -> None:
     drawing = DRAWN[page](width)
-    assert any(isinstance(one, Bar | Area) for one in drawing.data())
+    assert any(isinstance(one, Bar | Area) for one in drawing.data_marks())
     assert any(isinstance(one, Line) and one.dashed and one.role is Role.MARK for one in drawing.marks)
     for x, y in (corner for mark in drawing.marks for corner in corners(mark)):
         assert 0 <= x <= drawing.width

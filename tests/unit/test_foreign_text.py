@@ -73,7 +73,7 @@ def test_the_command_line_writes_no_foreign_control_character(capsys: pytest.Cap
 def test_pages_and_pictures_hold_no_foreign_control_character() -> None:
     topology = bide.Topology([bide.Exchange("a\x9b\u202e\x1bb", "fanout")])
     drawing = Drawing(title=UNSAFE, width=9, height=9, marks=(Label(x=0, y=9, text=UNSAFE),))
-    shown = (svg.text(UNSAFE), graphviz(topology), svg.document(drawing, name="chart"))
+    shown = (svg.escape_html(UNSAFE), graphviz(topology), svg.document(drawing, name="chart"))
     for one in shown:
         assert is_safe(one, "\n\t")
     target = QueueTarget("a\x9b\u202e\x1bb")

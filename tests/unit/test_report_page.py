@@ -18,11 +18,11 @@ import pytest
 
 from bide.durations import LATEST
 from bide.pipelines.charts.drawing import Area, Bar, Drawing, Label, Line, Mark, Role
-from bide.pipelines.charts.palette import DAY, NIGHT, NIGHT_PAPER, PAPER
-from bide.pipelines.charts.scale import SPANS
+from bide.pipelines.charts.palette import DARK_BACKGROUND, DARK_COLOURS, LIGHT_BACKGROUND, LIGHT_COLOURS
+from bide.pipelines.charts.scale import ROUND_SPANS
 from bide.pipelines.charts.svg import document
 from bide.pipelines.report import content, picture, plots, schedule_sections
-from bide.pipelines.report.figures import Failures, Figures, FlowFigures, ReportStep
+from bide.pipelines.report.figures import FailureFigures, Figures, FlowFigures, LatenessBin
 from bide.pipelines.report.filters import short_span
 from bide.pipelines.report.page import MEDIUM, NARROW, WIDE, page
 from bide.pipelines.report.page_data import page_data
@@ -153,7 +153,7 @@ def test_drawings_stay_within_their_edges() -> None:
 
 def test_heights_of_bars_are_proportional_to_counts() -> None:
     drawing = plots.lateness(
-        [ReportStep(low=1, high=2, count=50), ReportStep(low=2, high=4, count=100)], headline(), width=900
+        [LatenessBin(low=1, high=2, count=50), LatenessBin(low=2, high=4, count=100)], headline(), width=900
     )
     low, high = (mark for mark in drawing.marks if isinstance(mark, Bar))
     assert high.height == pytest.approx(2 * low.height)
@@ -196,7 +196,7 @@ def test_the_data_of_the_filters_cannot_end_their_element() -> None:
 
 
 def test_a_span_is_divided_into_equal_round_parts() -> None:
-    for width in SPANS:
+    for width in ROUND_SPANS:
         short = short_span(width)
         assert not width % short
         assert 1 <= width // short <= 8
@@ -272,7 +272,7 @@ def test_a_few_failures_at_one_time_are_a_narrow_bar() -> None:
     drawing = plots.failures(replace(found, spans=1, groups=[group], total=3), width=WIDE)
     (bar,) = (mark for mark in drawing.marks if isinstance(mark, Bar))
     assert bar.width < drawing.width / 10
-    (line,) = (mark for mark in drawing.data() if isinstance(mark, Line))
+    (line,) = (mark for mark in drawing.data_marks() if isinstance(mark, Line))
     assert line.points[-1][0] - line.points[0][0] < drawing.width / 10
 
 
@@ -298,7 +298,7 @@ def test_a_report_can_have_a_single_message() -> None:
     one = replace(headline(), scheduled=1, delivered=1, pending=0, overdue=0, lost=0, until=NOON, p50=0.0, p95=0.0)
     one = replace(one, p99=0.0, max=0.0, cancelled=0, superseded=0, undeliverable=0)
     flow = FlowFigures(first=NOON, width=MINUTE / 60, scheduled=[1], delivered=[1], p50=[0.0], p99=[0.0])
-    found = Figures(folder="x", missing=[], headline=one, flow=flow, lateness=[ReportStep(low=0.0, high=1.0, count=1)])
+    found = Figures(folder="x", missing=[], headline=one, flow=flow, lateness=[LatenessBin(low=0.0, high=1.0, count=1)])
     read(page(found))
     assert content.summary(found) == ("1 of 1 message was delivered, 0 ms late. Nothing is pending.")
 
@@ -382,7 +382,7 @@ def test_the_picture_has_all_drawings() -> None:
     parts = [section.draw(picture.WIDTH) for section in content.sections(found) if section.draw]
     assert sum(len(part.marks) for part in parts) < len(drawn.marks)
     assert sum(part.height for part in parts) < drawn.height
-    assert {mark.role for mark in drawn.data()} >= {Role.IN, Role.OUT, Role.BAD}
+    assert {mark.role for mark in drawn.data_marks()} >= {Role.IN, Role.OUT, Role.BAD}
     for x, y in (corner for mark in drawn.marks for corner in _corners(mark)):
         assert 0 <= x <= drawn.width
         assert 0 <= y <= drawn.height
@@ -395,14 +395,14 @@ def test_the_picture_is_a_standalone_svg_file() -> None:
     assert any(one.startswith("Zeitüberschreitung") for one in texts)
     assert {one.tag.rpartition("}")[2] for one in root.iter()} <= {*ALLOWED, "style", "title"}
     assert not {name for one in root.iter() for name in one.attrib} & {"src", "href", "style", "onload", "onclick"}
-    assert DAY[Role.BAD] in file
-    assert NIGHT[Role.BAD] in file
+    assert LIGHT_COLOURS[Role.BAD] in file
+    assert DARK_COLOURS[Role.BAD] in file
     assert "var(" not in file, "not all programs that show SVG know variables"
 
 
 def test_colours_have_enough_contrast() -> None:
     """At least 3 to 1, as the accessibility guidelines of the web ask for, and 4.5 to 1 for texts."""
-    for paper, palette in ((PAPER, DAY), (NIGHT_PAPER, NIGHT)):
+    for paper, palette in ((LIGHT_BACKGROUND, LIGHT_COLOURS), (DARK_BACKGROUND, DARK_COLOURS)):
         for role, colour in palette.items():
             wanted = 0 if role is Role.GRID else 4.5 if role in (Role.INK, Role.FAINT, Role.BAD) else 2.7
             assert _contrast(colour, paper) >= wanted, role
@@ -435,7 +435,7 @@ def _pending() -> PendingFigures:
     return found
 
 
-def _failures() -> Failures:
+def _failures() -> FailureFigures:
     found = figures().failures
     assert found is not None
     return found

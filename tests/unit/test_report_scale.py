@@ -11,7 +11,16 @@ from hypothesis import strategies as st
 
 from bide.durations import EARLIEST, LATEST
 from bide.pipelines.charts import texts
-from bide.pipelines.charts.scale import SPANS, Linear, Logarithmic, Times, after, floored, span_for, widened
+from bide.pipelines.charts.scale import (
+    ROUND_SPANS,
+    LinearScale,
+    LogarithmicScale,
+    TimeScale,
+    add_spans,
+    floored,
+    span_for,
+    widened,
+)
 
 NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
@@ -27,19 +36,19 @@ NOON = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
     ],
 )
 def test_ticks_are_round_numbers(high: float, about: int, ticks: list[float]) -> None:
-    assert Linear(0, high, 100, 0).ticks(about) == ticks
+    assert LinearScale(0, high, 100, 0).ticks(about) == ticks
 
 
 @given(st.floats(1, 1e12), st.integers(2, 8))
 def test_ticks_are_on_the_axis_and_close_to_the_wanted_number(high: float, about: int) -> None:
-    axis = Linear(0, high, 200, 20)
+    axis = LinearScale(0, high, 200, 20)
     ticks = axis.ticks(about)
     assert 2 <= len(ticks) <= 1.6 * about + 1
     assert all(19.9 <= axis.place(one) <= 200.1 for one in ticks)
 
 
 def test_logarithmic_ticks_are_usual_durations() -> None:
-    axis = Logarithmic(1, 1e8, 0, 1000)
+    axis = LogarithmicScale(1, 1e8, 0, 1000)
     shown = [texts.milliseconds(one) for one in axis.ticks(20)]
     assert shown == ["1 ms", "10 ms", "100 ms", "1 s", "10 s", "1 min", "10 min", "1 h", "10 h", "1 d"]
     assert axis.place(1) == 0
@@ -49,14 +58,14 @@ def test_logarithmic_ticks_are_usual_durations() -> None:
 
 @given(st.floats(1e-3, 1e3), st.floats(1.1, 1e9), st.floats(1, 300))
 def test_logarithmic_ticks_keep_their_distance(low: float, ratio: float, apart: float) -> None:
-    axis = Logarithmic(low, low * ratio, 50, 900)
+    axis = LogarithmicScale(low, low * ratio, 50, 900)
     places = [axis.place(one) for one in axis.ticks(apart)]
     assert all(later - earlier >= apart for earlier, later in pairwise(places))
     assert all(49 <= one <= 901 for one in places)
 
 
 def test_a_date_is_written_only_where_it_changes() -> None:
-    times = Times(NOON, NOON + timedelta(days=1), 0, 700)
+    times = TimeScale(NOON, NOON + timedelta(days=1), 0, 700)
     assert [(upper, lower) for _, upper, lower in times.ticks(5)] == [
         ("12:00", "Nov 21"),
         ("18:00", ""),
@@ -68,7 +77,7 @@ def test_a_date_is_written_only_where_it_changes() -> None:
 
 @given(st.timedeltas(timedelta(milliseconds=10), timedelta(days=3650)), st.integers(2, 12))
 def test_ticks_of_times_are_on_the_axis_in_order(whole: timedelta, about: int) -> None:
-    times = Times(NOON, NOON + whole, 10, 800)
+    times = TimeScale(NOON, NOON + whole, 10, 800)
     places = [times.place(moment) for moment, _, _ in times.ticks(about)]
     assert len(places) <= about + 1
     assert all(10 <= one <= 800 for one in places)
@@ -78,13 +87,13 @@ def test_ticks_of_times_are_on_the_axis_in_order(whole: timedelta, about: int) -
 @given(st.timedeltas(timedelta(0), timedelta(days=4000)), st.integers(1, 200))
 def test_the_chosen_span_is_the_shortest_that_gives_few_enough_parts(whole: timedelta, parts: int) -> None:
     span = span_for(whole, parts)
-    assert whole / span <= parts or span == SPANS[-1]
-    assert span == SPANS[0] or whole / SPANS[SPANS.index(span) - 1] > parts
+    assert whole / span <= parts or span == ROUND_SPANS[-1]
+    assert span == ROUND_SPANS[0] or whole / ROUND_SPANS[ROUND_SPANS.index(span) - 1] > parts
 
 
-@given(st.datetimes(timezones=st.just(UTC)), st.integers(0, 30), st.sampled_from(SPANS), st.integers(1, 24))
+@given(st.datetimes(timezones=st.just(UTC)), st.integers(0, 30), st.sampled_from(ROUND_SPANS), st.integers(1, 24))
 def test_a_short_range_is_widened_on_both_sides(first: datetime, spans: int, span: timedelta, fewest: int) -> None:
-    last = after(first, span, spans)
+    last = add_spans(first, span, spans)
     start, end = widened(first, last, span, fewest=fewest)
     assert EARLIEST <= start <= first <= last <= end <= LATEST
     if start > EARLIEST and end < LATEST:
@@ -92,7 +101,7 @@ def test_a_short_range_is_widened_on_both_sides(first: datetime, spans: int, spa
         assert timedelta(0) <= (end - last) - (first - start) <= span
 
 
-@given(st.timedeltas(timedelta(days=-20_000), timedelta(days=20_000)), st.sampled_from(SPANS))
+@given(st.timedeltas(timedelta(days=-20_000), timedelta(days=20_000)), st.sampled_from(ROUND_SPANS))
 def test_a_moment_lies_within_its_span(from_noon: timedelta, span: timedelta) -> None:
     moment = NOON + from_noon
     assert timedelta(0) <= moment - floored(moment, span) < span

@@ -61,7 +61,7 @@ def report(
     """
     from bide.pipelines.report.writing import headline, write
 
-    grace = duration_of("--lost-after", lost_after)
+    threshold = duration_of("--lost-after", lost_after)
     forced = choice.forced()
     if forced is None or not forced.is_spark:
         # Both engines need PyArrow; without DuckDB, Spark counts.
@@ -70,11 +70,11 @@ def report(
         refuse_without_spark(forced)
     _check_paths(folder, out, svg)
     with progress("counting"):
-        engine, figures = _count_here(folder, choice, grace, reads_here=reads_here)
+        engine, figures = _count_here(folder, choice, threshold, reads_here=reads_here)
     if figures is None:
         refuse_without_spark(engine)
         with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark:
-            figures = _count_with_spark(spark, folder, grace)
+            figures = _count_with_spark(spark, folder, threshold)
     with progress("drawing"):
         write(figures, out=out, svg=svg, title=title)
     seconds = time.monotonic() - settings.started
@@ -87,7 +87,7 @@ def report(
 
 
 def _count_here(
-    folder: str, choice: EngineChoice, grace: timedelta, *, reads_here: bool
+    folder: str, choice: EngineChoice, lost_after: timedelta, *, reads_here: bool
 ) -> tuple[Engine, Figures | None]:
     """The engine of a report, and the figures if the engine is this process."""
 
@@ -100,18 +100,18 @@ def _count_here(
         from bide.pipelines.report.duckdb_tables import small_tables
 
         with small_tables(folder, largest=largest) as tables:
-            return tables.size, collect(tables, grace=grace)
+            return tables.size, collect(tables, lost_after=lost_after)
 
     return choice.in_process(work, reads_here=reads_here)
 
 
-def _count_with_spark(spark: SparkSession, folder: str, grace: timedelta) -> Figures:
+def _count_with_spark(spark: SparkSession, folder: str, lost_after: timedelta) -> Figures:
     from bide.pipelines.report.collecting import collect
     from bide.pipelines.report.spark_tables import spark_tables
     from bide.pipelines.session import spark_errors
 
     with spark_errors(), progress("counting"), spark_tables(spark, folder) as tables:
-        return collect(tables, grace=grace)
+        return collect(tables, lost_after=lost_after)
 
 
 def _check_paths(folder: str, out: Path, svg: Path | None) -> None:
@@ -121,7 +121,7 @@ def _check_paths(folder: str, out: Path, svg: Path | None) -> None:
         InvalidInputError: the folder does not exist or has no audit, a file cannot be written, or the name of the
             picture does not end in .svg.
     """
-    from bide.pipelines.report.tables import check
+    from bide.pipelines.report.tables import check_folder
 
     for path in (out, svg):
         if path is not None and not os.access(path.absolute().parent, os.W_OK):
@@ -131,7 +131,7 @@ def _check_paths(folder: str, out: Path, svg: Path | None) -> None:
             )
     if svg is not None and svg.suffix.lower() != ".svg":
         raise InvalidInputError(f"the picture is an SVG, but its name {svg} does not end in .svg: name it *.svg")
-    check(folder)
+    check_folder(folder)
 
 
 def _print_figures(figures: Figures, *, out: Path, svg: Path | None) -> None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from bide.pipelines.charts import texts
-from bide.pipelines.charts.drawing import LETTER, Anchor, Area, Bar, Label, Line, Mark, Point, Role
-from bide.pipelines.charts.scale import Linear, Logarithmic, Times
+from bide.pipelines.charts.drawing import CHARACTER_WIDTH, Anchor, Area, Bar, Label, Line, Mark, Point, Role
+from bide.pipelines.charts.scale import LinearScale, LogarithmicScale, TimeScale
 
 TICK_SIZE: Final = 11
 TICK_WIDTH: Final = 74
@@ -31,7 +31,7 @@ class Frame:
     bottom: float
 
 
-def time_axis(times: Times, frame: Frame, *, panels: Sequence[Frame] | None = None) -> Iterator[Mark]:
+def time_axis(times: TimeScale, frame: Frame, *, panels: Sequence[Frame] | None = None) -> Iterator[Mark]:
     """Times below the plot, with vertical grid lines.
 
     Args:
@@ -44,7 +44,7 @@ def time_axis(times: Times, frame: Frame, *, panels: Sequence[Frame] | None = No
             yield Line(points=((x, panel.top), (x, panel.bottom)), role=Role.GRID)
         for text, below in ((upper, 16), (lower, 30)):
             if text:
-                half = len(text) * LETTER * TICK_SIZE / 2
+                half = len(text) * CHARACTER_WIDTH * TICK_SIZE / 2
                 middle = min(max(x, frame.left - _EDGE + half), frame.right + _EDGE - half)
                 yield Label(
                     x=middle, y=frame.bottom + below, text=text, role=Role.FAINT, size=TICK_SIZE, anchor="middle"
@@ -52,7 +52,7 @@ def time_axis(times: Times, frame: Frame, *, panels: Sequence[Frame] | None = No
 
 
 def value_axis(
-    scale: Linear | Logarithmic, values: Sequence[float], frame: Frame, text: Callable[[float], str]
+    scale: LinearScale | LogarithmicScale, values: Sequence[float], frame: Frame, text: Callable[[float], str]
 ) -> Iterator[Mark]:
     """Values to the left of the plot, with horizontal grid lines."""
     for value in values:
@@ -61,7 +61,7 @@ def value_axis(
         yield Label(x=frame.left - 8, y=y + 4, text=text(value), role=Role.FAINT, size=TICK_SIZE, anchor="end")
 
 
-def late_axis(scale: Logarithmic, frame: Frame, *, panels: Sequence[Frame] | None = None) -> Iterator[Mark]:
+def duration_axis(scale: LogarithmicScale, frame: Frame, *, panels: Sequence[Frame] | None = None) -> Iterator[Mark]:
     """Durations below the plot, with vertical grid lines.
 
     Args:
@@ -85,10 +85,10 @@ def legend(entries: Sequence[tuple[str, Role]], *, x: float, y: float) -> Iterat
     for text, role in entries:
         yield Bar(x=x, y=y - 9, width=10, height=10, role=role)
         yield Label(x=x + 15, y=y, text=text, role=Role.FAINT)
-        x += 34 + LETTER * 12 * len(text)
+        x += 34 + CHARACTER_WIDTH * 12 * len(text)
 
 
-def steps(values: Sequence[float], places: Sequence[float]) -> tuple[Point, ...]:
+def bar_outline(values: Sequence[float], places: Sequence[float]) -> tuple[Point, ...]:
     """The outline of adjacent bars.
 
     Args:
@@ -102,7 +102,7 @@ def steps(values: Sequence[float], places: Sequence[float]) -> tuple[Point, ...]
     )
 
 
-def filled(outline: Sequence[Point], base: float, role: Role) -> Iterator[Mark]:
+def filled_area(outline: Sequence[Point], base: float, role: Role) -> Iterator[Mark]:
     """The area between an outline and a base, with the outline on top."""
     if outline:
         yield Area(points=((outline[0][0], base), *outline, (outline[-1][0], base)), role=role)

@@ -10,10 +10,10 @@ from typing import Final, Literal
 Point = tuple[float, float]
 Anchor = Literal["start", "middle", "end"]
 
-LETTER: Final = 0.58
+CHARACTER_WIDTH: Final = 0.58
 """The approximate width of a letter, as a fraction of the font size."""
 
-BOLD_LETTER: Final = 0.7
+BOLD_CHARACTER_WIDTH: Final = 0.7
 """The approximate width of a bold letter, as a fraction of the font size."""
 
 
@@ -95,7 +95,7 @@ class Drawing:
     height: float
     marks: tuple[Mark, ...]
 
-    def data(self) -> Iterator[Bar | Area | Line]:
+    def data_marks(self) -> Iterator[Bar | Area | Line]:
         """The marks that represent data, without texts and grid."""
         for mark in self.marks:
             if not isinstance(mark, Label) and mark.role not in (Role.GRID, Role.FAINT, Role.INK, Role.POINTED):
@@ -123,5 +123,5 @@ def _moved(mark: Mark, right: float, down: float) -> Mark:
 
 def shortened(text: str, width: float, *, size: float = 12, bold: bool = False) -> str:
     """Shorten a text to a width, with an ellipsis at the end."""
-    letters = max(int(width / ((BOLD_LETTER if bold else LETTER) * size)), 1)
+    letters = max(int(width / ((BOLD_CHARACTER_WIDTH if bold else CHARACTER_WIDTH) * size)), 1)
     return text if len(text) <= letters else text[: letters - 1].rstrip() + "…"

@@ -7,8 +7,8 @@ from typing import Final
 
 from bide.pipelines.charts.drawing import Role
 
-PAPER: Final = "#ffffff"
-DAY: Final = {
+LIGHT_BACKGROUND: Final = "#ffffff"
+LIGHT_COLOURS: Final = {
     Role.INK: "#24292f",
     Role.FAINT: "#636c76",
     Role.GRID: "#d8dee4",
@@ -19,8 +19,8 @@ DAY: Final = {
     Role.MARK: "#24292f",
 }
 
-NIGHT_PAPER: Final = "#14181d"
-NIGHT: Final = {
+DARK_BACKGROUND: Final = "#14181d"
+DARK_COLOURS: Final = {
     Role.INK: "#e6e9ed",
     Role.FAINT: "#98a2ad",
     Role.GRID: "#303841",
@@ -35,8 +35,8 @@ NIGHT: Final = {
 def rules() -> list[str]:
     """CSS rules for an HTML page with drawings. The style sheet of the page uses the same variables."""
     found = [
-        f":root {{ {_variables(PAPER, DAY)} }}",
-        f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(NIGHT_PAPER, NIGHT)} }} }}",
+        f":root {{ {_variables(LIGHT_BACKGROUND, LIGHT_COLOURS)} }}",
+        f"@media (prefers-color-scheme: dark) {{ :root {{ {_variables(DARK_BACKGROUND, DARK_COLOURS)} }} }}",
     ]
     for role in Role:
         if role is not Role.POINTED:
@@ -48,9 +48,9 @@ def rules() -> list[str]:
 def file_rules() -> list[str]:
     """CSS rules for an SVG file. They have no variables, because some SVG viewers do not support them."""
     return [
-        *_classes(PAPER, DAY),
+        *_classes(LIGHT_BACKGROUND, LIGHT_COLOURS),
         "@media (prefers-color-scheme: dark) {",
-        *_classes(NIGHT_PAPER, NIGHT),
+        *_classes(DARK_BACKGROUND, DARK_COLOURS),
         "}",
         f".f-{Role.POINTED} {{ fill: none }}",
     ]

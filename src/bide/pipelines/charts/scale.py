@@ -19,7 +19,7 @@ _DURATIONS: Final = (
 )
 """Tick values of durations in ms, each about ten times the previous one."""
 
-SPANS: Final = (
+ROUND_SPANS: Final = (
     *(timedelta(milliseconds=number) for number in (10, 100, 200, 500)),
     *(timedelta(seconds=number) for number in (1, 2, 5, 10, 15, 30)),
     *(timedelta(minutes=number) for number in (1, 2, 5, 10, 15, 30)),
@@ -30,7 +30,7 @@ SPANS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class LinearScale:
     """A linear axis.
 
     Attributes:
@@ -62,8 +62,8 @@ class Linear:
 
 
 @dataclass(frozen=True, slots=True)
-class Logarithmic:
-    """A logarithmic axis of durations in ms. It has the attributes of :class:`Linear`; *low* has to be positive."""
+class LogarithmicScale:
+    """A logarithmic axis of durations in ms. Its attributes are those of :class:`LinearScale`; *low* is positive."""
 
     low: float
     high: float
@@ -90,7 +90,7 @@ class Logarithmic:
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class TimeScale:
     """An axis of time."""
 
     first: datetime
@@ -126,8 +126,8 @@ class Times:
 
 
 def span_for(whole: timedelta, parts: int) -> timedelta:
-    """The shortest of :data:`SPANS` that divides *whole* into at most *parts* parts, or else the longest one."""
-    return next((span for span in SPANS if whole / span <= parts), SPANS[-1])
+    """The shortest of :data:`ROUND_SPANS` that divides *whole* into at most *parts* parts, or else the longest one."""
+    return next((span for span in ROUND_SPANS if whole / span <= parts), ROUND_SPANS[-1])
 
 
 def floored(moment: datetime, span: timedelta) -> datetime:
@@ -138,7 +138,7 @@ def floored(moment: datetime, span: timedelta) -> datetime:
         return EARLIEST
 
 
-def after(first: datetime, span: timedelta, number: int) -> datetime:
+def add_spans(first: datetime, span: timedelta, number: int) -> datetime:
     """The time *number* spans after *first*, but not after :data:`~bide.durations.LATEST`."""
     try:
         return first + span * number
@@ -157,7 +157,7 @@ def widened(first: datetime, last: datetime, span: timedelta, *, fewest: int) ->
         start = first - span * before
     except OverflowError:
         start = EARLIEST
-    return start, after(last, span, missing - before)
+    return start, add_spans(last, span, missing - before)
 
 
 def _tick_text(moment: datetime, step: timedelta) -> tuple[str, str]:

@@ -26,7 +26,7 @@ def document(wide: Drawing, narrow: Drawing | None = None, *, name: str) -> str:
     width, height = _number(wide.width), _number(wide.height)
     lines = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}">',
-        f"<title>{text(wide.title)}</title>",
+        f"<title>{escape_html(wide.title)}</title>",
         "<style>",
         *file_rules(),
         'text { font-family: system-ui, -apple-system, "Segoe UI", Helvetica, Arial, sans-serif }',
@@ -60,7 +60,7 @@ def _lines(drawing: Drawing, name: str, classes: str) -> Iterator[str]:
         f'<svg class="{classes}" role="img" aria-labelledby="{name}" '
         f'viewBox="0 0 {_number(drawing.width)} {_number(drawing.height)}">'
     )
-    yield f'<title id="{name}">{text(drawing.title)}</title>'
+    yield f'<title id="{name}">{escape_html(drawing.title)}</title>'
     for mark in drawing.marks:
         yield _element(mark)
     yield "</svg>"
@@ -73,7 +73,7 @@ def _element(mark: Mark) -> str:
                 f'<rect class="f-{mark.role}" x="{_number(mark.x)}" y="{_number(mark.y)}" '
                 f'width="{_number(mark.width)}" height="{_number(mark.height)}"'
             )
-            return f"{start}><title>{text(mark.tip)}</title></rect>" if mark.tip else f"{start}/>"
+            return f"{start}><title>{escape_html(mark.tip)}</title></rect>" if mark.tip else f"{start}/>"
         case Line():
             dashes = ' stroke-dasharray="4 3"' if mark.dashed else ""
             return (
@@ -87,11 +87,11 @@ def _element(mark: Mark) -> str:
             anchor = "" if mark.anchor == "start" else f' text-anchor="{mark.anchor}"'
             return (
                 f'<text class="f-{mark.role}" x="{_number(mark.x)}" y="{_number(mark.y)}" '
-                f'font-size="{_number(mark.size)}"{weight}{anchor}>{text(mark.text)}</text>'
+                f'font-size="{_number(mark.size)}"{weight}{anchor}>{escape_html(mark.text)}</text>'
             )
 
 
-def text(value: str) -> str:
+def escape_html(value: str) -> str:
     """Escape a text for HTML, with control characters made visible."""
     return escape(visible(value, keep="\n\t"))
 

@@ -10,26 +10,26 @@ from typing import Any, Final
 from bide.durations import EPOCH, MICROSECOND, from_microseconds
 from bide.pipelines.charts.scale import floored, span_for
 from bide.pipelines.formats import for_spark, to_read
-from bide.pipelines.report import counting
+from bide.pipelines.report import queries
 from bide.pipelines.report.collecting_filters import Percentiles, collect_filters
 from bide.pipelines.report.figures import (
+    FailureFigures,
     FailureGroup,
-    Failures,
     Figures,
     FlowFigures,
     Headline,
-    ReportStep,
+    LatenessBin,
     ScheduleCounts,
     ScheduleFigures,
-    Target,
+    TargetFigures,
     UndecodableFigures,
 )
 from bide.pipelines.report.pending_figures import PendingFigures, PendingTarget
 from bide.pipelines.report.tables import COLUMNS, ReportTables
 
-Row = Mapping[str, Any]
+ResultRow = Mapping[str, Any]
 
-GRACE: Final = timedelta(minutes=10)
+DEFAULT_LOST_AFTER: Final = timedelta(minutes=10)
 """By default, a message that has been overdue for longer counts as lost. Shorter delays can be retries of RabbitMQ: it
 publishes a message to the target queue again after 180 s without a confirm
 (``dead_letter_worker_publisher_confirm_timeout``)."""
@@ -51,11 +51,11 @@ _FARTHEST: Final = timedelta(days=3653)
 
 _HOUR: Final = timedelta(hours=1)
 _DAY: Final = timedelta(days=1)
-_SHORTEST: Final = timedelta(seconds=1)
-_NO_PERCENTILES: Final[Row] = dict.fromkeys(("p50", "p95", "p99", "max"))
+_SHORTEST_SPAN: Final = timedelta(seconds=1)
+_NO_PERCENTILES: Final[ResultRow] = dict.fromkeys(("p50", "p95", "p99", "max"))
 
 
-def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
+def collect(tables: ReportTables, *, lost_after: timedelta = DEFAULT_LOST_AFTER) -> Figures:
     """Compute the figures of a report.
 
     Args:
@@ -66,26 +66,26 @@ def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
     found = tables.names
     pending, waiting = found.get("pending"), found.get("schedules_pending")
     if pending is not None and waiting is not None:
-        pending = tables.define(counting.both(pending, waiting))
+        pending = tables.define(queries.union_all(pending, waiting))
     schedules = None if waiting is None else _schedules(tables, found.get("occurrences"), waiting)
-    messages = tables.define(counting.delayed(found["messages"])) if "messages" in found else None
-    target_rows = [] if messages is None else tables.rows(counting.targets(messages, _TARGETS))
+    messages = tables.define(queries.only_delayed(found["messages"])) if "messages" in found else None
+    target_rows = [] if messages is None else tables.rows(queries.targets(messages, _TARGETS))
     names = [row["target"] for row in target_rows]
     pending_figures, unplotted = (None, []) if pending is None else _pending(tables, pending, names)
-    headline, flow, steps, filters, overdue = None, None, None, None, 0
+    headline, flow, bins, filters, overdue = None, None, None, None, 0
     percentiles: Percentiles = {}
     if messages is not None:
-        types = [row["type"] for row in tables.rows(counting.types(messages, _TYPES))]
-        counts = tables.rows(counting.headline(messages))[0]
+        types = [row["type"] for row in tables.rows(queries.types(messages, _TYPES))]
+        counts = tables.rows(queries.headline(messages))[0]
         first, width, spans = _flow_spans(counts)
-        numbered = tables.define(counting.numbered(messages), targets=names, types=types)
+        numbered = tables.define(queries.with_filter_numbers(messages), targets=names, types=types)
         percentiles = {
             (row.pop("target_number"), row.pop("type_number"), row.pop("span")): row
-            for row in tables.rows(counting.percentiles(numbered, first, width))
+            for row in tables.rows(queries.percentiles(numbered, first, width))
         }
-        headline = _headline(tables, messages, counts, percentiles, grace)
-        flow = _flow(tables.rows(counting.flow(messages, first, width)), percentiles, first, width, spans)
-        steps, first_step = _lateness(tables.rows(counting.lateness(messages)))
+        headline = _headline(tables, messages, counts, percentiles, lost_after)
+        flow = _flow(tables.rows(queries.flow(messages, first, width)), percentiles, first, width, spans)
+        bins, first_bin = _lateness(tables.rows(queries.lateness(messages)))
         overdue = headline.overdue
         filters = collect_filters(
             tables,
@@ -95,8 +95,8 @@ def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
             percentiles=percentiles,
             overdue=overdue,
             flow=flow,
-            steps=len(steps),
-            first_step=first_step,
+            bins=len(bins),
+            first_bin=first_bin,
             pending=pending_figures,
             unplotted=unplotted,
         )
@@ -116,7 +116,7 @@ def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
         missing=[name for name in COLUMNS if name not in found],
         headline=headline,
         flow=flow,
-        lateness=steps,
+        lateness=bins,
         targets=[_target(row, percentiles, number) for number, row in enumerate(target_rows, start=1)],
         more_targets=target_rows[0]["targets"] - len(target_rows) if target_rows else 0,
         oldest=[] if filters is None else filters.choices[0].oldest,
@@ -131,26 +131,30 @@ def collect(tables: ReportTables, *, grace: timedelta = GRACE) -> Figures:
     )
 
 
-def _headline(tables: ReportTables, messages: str, counts: Row, percentiles: Percentiles, grace: timedelta) -> Headline:
+def _headline(
+    tables: ReportTables, messages: str, counts: ResultRow, percentiles: Percentiles, lost_after: timedelta
+) -> Headline:
     since, until = _time_or_none(counts["since"]), _time_or_none(counts["until"])
     lost = 0
     if counts["overdue"] and until is not None:
-        lost = tables.rows(counting.lost(messages, until - grace))[0]["lost"]
-    late = percentiles.get((0, 0, counting.ALL), _NO_PERCENTILES)
-    return Headline(**{**counts, **late, "since": since, "until": until}, lost=lost, grace=grace)
+        lost = tables.rows(queries.lost_count(messages, until - lost_after))[0]["lost"]
+    late = percentiles.get((0, 0, queries.ALL_SPANS), _NO_PERCENTILES)
+    return Headline(**{**counts, **late, "since": since, "until": until}, lost=lost, lost_after=lost_after)
 
 
-def _flow_spans(counts: Row) -> tuple[datetime, timedelta, int]:
+def _flow_spans(counts: ResultRow) -> tuple[datetime, timedelta, int]:
     """The start, the length and the number of the spans of scheduled and delivered messages."""
     since, until = _time_or_none(counts["since"]), _time_or_none(counts["until"])
     if since is None or until is None:
-        return EPOCH, _SHORTEST, 0
-    width = max(span_for(until - since, _FLOW_SPANS), _SHORTEST)
+        return EPOCH, _SHORTEST_SPAN, 0
+    width = max(span_for(until - since, _FLOW_SPANS), _SHORTEST_SPAN)
     first = floored(since, width)
     return first, width, (until - first) // width + 1
 
 
-def _flow(rows: Sequence[Row], percentiles: Percentiles, first: datetime, width: timedelta, spans: int) -> FlowFigures:
+def _flow(
+    rows: Sequence[ResultRow], percentiles: Percentiles, first: datetime, width: timedelta, spans: int
+) -> FlowFigures:
     counts = {(row["part"], row["span"]): row["count"] for row in rows}
     late = [percentiles.get((0, 0, span), _NO_PERCENTILES) for span in range(spans)]
     return FlowFigures(
@@ -163,25 +167,29 @@ def _flow(rows: Sequence[Row], percentiles: Percentiles, first: datetime, width:
     )
 
 
-def _lateness(rows: Sequence[Row]) -> tuple[list[ReportStep], int]:
-    """The histogram, and the number of its first step."""
-    counts = {row["step"]: row["count"] for row in rows}
+def _lateness(rows: Sequence[ResultRow]) -> tuple[list[LatenessBin], int]:
+    """The histogram, and the number of its first bin."""
+    counts = {row["bin"]: row["count"] for row in rows}
     if not counts:
         return [], 0
     return [
-        ReportStep(low=_start_of(step) if step >= 0 else 0.0, high=_start_of(step + 1), count=counts.get(step, 0))
-        for step in range(min(counts), max(counts) + 1)
+        LatenessBin(
+            low=_start_of(number) if number >= 0 else 0.0, high=_start_of(number + 1), count=counts.get(number, 0)
+        )
+        for number in range(min(counts), max(counts) + 1)
     ], min(counts)
 
 
-def _start_of(step: int) -> float:
-    """The lateness in ms at which a step begins."""
-    return float(10 ** (step / counting.STEPS))
+def _start_of(number: int) -> float:
+    """The lateness in ms at which a bin begins."""
+    return float(10 ** (number / queries.BINS_PER_DECADE))
 
 
-def _target(row: Row, percentiles: Percentiles, number: int) -> Target:
+def _target(row: ResultRow, percentiles: Percentiles, number: int) -> TargetFigures:
     counts = {name: row[name] for name in ("scheduled", "delivered", "overdue")}
-    return Target(name=row["target"], **counts, **percentiles.get((number, 0, counting.ALL), _NO_PERCENTILES))
+    return TargetFigures(
+        name=row["target"], **counts, **percentiles.get((number, 0, queries.ALL_SPANS), _NO_PERCENTILES)
+    )
 
 
 def _query(folder: str, headline: Headline) -> str:
@@ -189,7 +197,7 @@ def _query(folder: str, headline: Headline) -> str:
     table = to_read(for_spark(folder, "messages")).replace("`", "``")
     lost = ""
     if headline.until is not None:
-        lost = f",\n       due < timestamp '{headline.until - headline.grace:%Y-%m-%d %H:%M:%S.%f}Z' as lost"
+        lost = f",\n       due < timestamp '{headline.until - headline.lost_after:%Y-%m-%d %H:%M:%S.%f}Z' as lost"
     return (
         f"select message_id, target, type, due{lost}\nfrom parquet.`{table}`\nwhere outcome = 'overdue'\n"
         "order by due, message_id"
@@ -202,17 +210,17 @@ def _pending(tables: ReportTables, pending: str, names: Sequence[str]) -> tuple[
     Args:
         names: the targets of the page's filter.
     """
-    rows = tables.rows(counting.pending_targets(pending, _PENDING_TARGETS))
+    rows = tables.rows(queries.pending_targets(pending, _PENDING_TARGETS))
     if not rows:
         return PendingFigures(first=EPOCH, width=_HOUR, spans=0, targets=[], others=0, earlier=0, later=0), []
     others = rows[0]["targets"] - len(rows)
     shown = [row["target"] for row in rows]
-    first, last = _time_range(tables, counting.pending_times(pending), widening=_MAX_WIDENING)
+    first, last = _time_range(tables, queries.pending_times(pending), widening=_MAX_WIDENING)
     width = max(span_for(last - first, _PENDING_SPANS), _HOUR)
     first = floored(first, width)
     spans = (last - first) // width + 1
     hidden = [name for name in names if name not in shown]
-    found = tables.rows(counting.pending_spans(pending, first, width), names=[*shown, *hidden])
+    found = tables.rows(queries.pending_spans(pending, first, width), names=[*shown, *hidden])
     targets = [_pending_target(name, [row for row in found if row["target"] == name], spans) for name in shown]
     if others:
         targets.append(_pending_target("", [row for row in found if row["target"] not in shown], spans))
@@ -237,7 +245,7 @@ def _time_range(tables: ReportTables, times: str, *, widening: int | None = None
         widening: also leave out times that are farther from the middle 90 % than this many times the length of that
             range, or this many days if it is shorter than a day; None to keep them.
     """
-    row: Row = tables.rows(counting.time_range(times))[0]
+    row: ResultRow = tables.rows(queries.time_range(times))[0]
     far = _FARTHEST // MICROSECOND
     row = _within(tables, times, row, row["median"] - far, row["median"] + far)
     if widening is not None:
@@ -246,13 +254,13 @@ def _time_range(tables: ReportTables, times: str, *, widening: int | None = None
     return from_microseconds(row["first"]), from_microseconds(row["last"])
 
 
-def _within(tables: ReportTables, times: str, row: Row, low: int, high: int) -> Row:
+def _within(tables: ReportTables, times: str, row: ResultRow, low: int, high: int) -> ResultRow:
     if low <= row["first"] and row["last"] <= high:
         return row
-    return tables.rows(counting.time_range(times, (low, high)))[0]
+    return tables.rows(queries.time_range(times, (low, high)))[0]
 
 
-def _pending_target(name: str, rows: Sequence[Row], spans: int) -> PendingTarget:
+def _pending_target(name: str, rows: Sequence[ResultRow], spans: int) -> PendingTarget:
     counts, overdue = [0] * spans, [0] * spans
     for row in rows:
         if 0 <= row["span"] < spans:
@@ -267,18 +275,18 @@ def _pending_target(name: str, rows: Sequence[Row], spans: int) -> PendingTarget
     )
 
 
-def _failures(tables: ReportTables, table: str, failed: str | None) -> Failures:
-    whole = tables.rows(counting.failures(table))[0]
+def _failures(tables: ReportTables, table: str, failed: str | None) -> FailureFigures:
+    whole = tables.rows(queries.failures(table))[0]
     if not whole["timed"]:
-        return Failures(first=EPOCH, width=_SHORTEST, spans=0, groups=[], others=0, total=0)
-    first, last = _time_range(tables, counting.failure_limits(table))
-    width = max(span_for(last - first, _FAILURE_SPANS), _SHORTEST)
+        return FailureFigures(first=EPOCH, width=_SHORTEST_SPAN, spans=0, groups=[], others=0, total=0)
+    first, last = _time_range(tables, queries.failure_time_bounds(table))
+    width = max(span_for(last - first, _FAILURE_SPANS), _SHORTEST_SPAN)
     first = floored(first, width)
     spans = (last - first) // width + 1
-    rows = tables.rows(counting.failure_groups(table, _GROUPS))
+    rows = tables.rows(queries.failure_groups(table, _GROUPS))
     names = [row["group_name"] for row in rows]
-    times = [] if failed is None else tables.rows(counting.failure_times(failed, first, width), groups=names)
-    return Failures(
+    times = [] if failed is None else tables.rows(queries.failure_times(failed, first, width), groups=names)
+    return FailureFigures(
         first=first,
         width=width,
         spans=spans,
@@ -288,7 +296,7 @@ def _failures(tables: ReportTables, table: str, failed: str | None) -> Failures:
     )
 
 
-def _group(row: Row, times: Sequence[Row], spans: int) -> FailureGroup:
+def _group(row: ResultRow, times: Sequence[ResultRow], spans: int) -> FailureGroup:
     name = (row["group_name"], row["endpoint"])
     own = {one["span"]: one for one in times if (one["group_name"], one["endpoint"]) == name}
     newest = max((span for span in own if own[span]["text"]), default=None)
@@ -309,20 +317,20 @@ def _group(row: Row, times: Sequence[Row], spans: int) -> FailureGroup:
 
 def _schedules(tables: ReportTables, occurrences: str | None, pending: str) -> ScheduleFigures | None:
     """The figures of schedules; None if there has never been a schedule."""
-    ended = tables.define(counting.no_occurrences(pending)) if occurrences is None else occurrences
-    counts = [_schedule_counts(row) for row in tables.rows(counting.schedule_targets(ended, pending))]
+    ended = tables.define(queries.empty_occurrences(pending)) if occurrences is None else occurrences
+    counts = [_schedule_counts(row) for row in tables.rows(queries.schedule_targets(ended, pending))]
     if not counts:
         return None
     total = _sum(counts, "")
     shown, rest = counts[:_SCHEDULE_TARGETS], counts[_SCHEDULE_TARGETS:]
     first, width, spans, beyond = EPOCH, _DAY, list[ScheduleCounts](), 0
     if total.total > total.pending:
-        first, last = _time_range(tables, counting.due_times(ended), widening=_MAX_WIDENING)
+        first, last = _time_range(tables, queries.occurrence_due_times(ended), widening=_MAX_WIDENING)
         width = max(span_for(last - first, _SCHEDULE_SPANS), _DAY)
         first = floored(first, width)
-        found = {row["span"]: row for row in tables.rows(counting.schedule_spans(ended, first, width))}
+        found = {row["span"]: row for row in tables.rows(queries.schedule_spans(ended, first, width))}
         numbers = range((last - first) // width + 1)
-        none = dict.fromkeys(counting.OUTCOMES, 0)
+        none = dict.fromkeys(queries.OUTCOMES, 0)
         spans = [
             ScheduleCounts(outcomes={name: row[name] for name in none} if (row := found.get(number)) else none)
             for number in numbers
@@ -339,10 +347,10 @@ def _schedules(tables: ReportTables, occurrences: str | None, pending: str) -> S
     )
 
 
-def _schedule_counts(row: Row) -> ScheduleCounts:
+def _schedule_counts(row: ResultRow) -> ScheduleCounts:
     return ScheduleCounts(
         name=row["target"],
-        outcomes={name: row[name] for name in counting.OUTCOMES},
+        outcomes={name: row[name] for name in queries.OUTCOMES},
         pending=row["pending"],
         overdue=row["overdue"],
         max=row["max"],
@@ -352,7 +360,7 @@ def _schedule_counts(row: Row) -> ScheduleCounts:
 def _sum(counts: Sequence[ScheduleCounts], name: str) -> ScheduleCounts:
     return ScheduleCounts(
         name=name,
-        outcomes={outcome: sum(one.outcomes[outcome] for one in counts) for outcome in counting.OUTCOMES},
+        outcomes={outcome: sum(one.outcomes[outcome] for one in counts) for outcome in queries.OUTCOMES},
         pending=sum(one.pending for one in counts),
         overdue=sum(one.overdue for one in counts),
         max=max((one.max for one in counts if one.max is not None), default=None),
@@ -361,7 +369,7 @@ def _sum(counts: Sequence[ScheduleCounts], name: str) -> ScheduleCounts:
 
 def _undecodable(tables: ReportTables, table: str) -> tuple[list[UndecodableFigures], int]:
     found, total = [], 0
-    for row in tables.rows(counting.undecodable(table, _GROUPS)):
+    for row in tables.rows(queries.undecodable(table, _GROUPS)):
         total = row.pop("total")
         times = {name: from_microseconds(row[name]) for name in ("first_seen", "last_seen")}
         found.append(UndecodableFigures(**{**row, **times}))

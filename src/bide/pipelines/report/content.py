@@ -9,16 +9,16 @@ from bide.durations import MILLISECOND
 from bide.pipelines.charts import texts
 from bide.pipelines.report import plots, schedule_sections
 from bide.pipelines.report.figures import (
-    Failures,
+    FailureFigures,
     Figures,
     FlowFigures,
     Headline,
-    ReportStep,
-    Target,
+    LatenessBin,
+    TargetFigures,
     UndecodableFigures,
 )
 from bide.pipelines.report.pending_figures import OverdueMessage, PendingFigures
-from bide.pipelines.report.section import Card, Section, Table
+from bide.pipelines.report.section import Card, Section, SectionTable
 from bide.runtime.wording import quantity
 
 
@@ -69,7 +69,7 @@ def summary(figures: Figures) -> str:
         sentence += f", {head.overdue:,} of them overdue"
     if head.lost:
         which = "all of these" if head.lost == head.overdue else f"{head.lost:,} of these"
-        sentence += f", {which} by more than {texts.span(head.grace)}: they may be lost"
+        sentence += f", {which} by more than {texts.span(head.lost_after)}: they may be lost"
     return sentence + "."
 
 
@@ -121,11 +121,11 @@ def _flow(found: FlowFigures | None) -> Section:
     return section(
         note="Scheduled messages are drawn upwards, delivered ones downwards. Below: messages waiting in the broker.",
         draw=lambda width: plots.flow(found, width=width),
-        table=Table(head=("from (UTC)", "scheduled", "delivered", "waiting"), rows=rows, numbers=3),
+        table=SectionTable(head=("from (UTC)", "scheduled", "delivered", "waiting"), rows=rows, number_columns=3),
     )
 
 
-def _lateness(found: Sequence[ReportStep] | None, headline: Headline | None) -> Section:
+def _lateness(found: Sequence[LatenessBin] | None, headline: Headline | None) -> Section:
     section = partial(Section, name="lateness", title="Lateness")
     if found is None or headline is None:
         return section(note=_no_table("messages"))
@@ -140,7 +140,7 @@ def _lateness(found: Sequence[ReportStep] | None, headline: Headline | None) -> 
     return section(
         note=f"From due time to delivery, on a logarithmic scale. The latest was {latest} late. {early} came early.",
         draw=lambda width: plots.lateness(found, headline, width=width),
-        table=Table(head=("late", "messages", "cumulative"), rows=rows, numbers=2),
+        table=SectionTable(head=("late", "messages", "cumulative"), rows=rows, number_columns=2),
     )
 
 
@@ -155,11 +155,11 @@ def _lateness_over_time(found: FlowFigures) -> Section:
         title="Lateness over time",
         note="Half of the messages were later than the lower line, one in a hundred later than the upper one.",
         draw=lambda width: plots.lateness_over_time(found, width=width),
-        table=Table(head=("from (UTC)", "p50", "p99"), rows=rows, numbers=2),
+        table=SectionTable(head=("from (UTC)", "p50", "p99"), rows=rows, number_columns=2),
     )
 
 
-def _targets(found: Sequence[Target], more: int) -> Section:
+def _targets(found: Sequence[TargetFigures], more: int) -> Section:
     rows = [
         (
             plots.in_words(one.name),
@@ -174,8 +174,10 @@ def _targets(found: Sequence[Target], more: int) -> Section:
         title="Lateness by target",
         note=f"The targets with most messages.{left_out}",
         draw=lambda width: plots.targets(found, width=width),
-        table=Table(
-            head=("target", "scheduled", "delivered", "overdue", "p50", "p95", "p99", "latest"), rows=rows, numbers=7
+        table=SectionTable(
+            head=("target", "scheduled", "delivered", "overdue", "p50", "p95", "p99", "latest"),
+            rows=rows,
+            number_columns=7,
         ),
     )
 
@@ -204,7 +206,7 @@ def _pending(found: PendingFigures | None, headline: Headline | None) -> Section
     return section(
         note=note,
         draw=lambda width: plots.pending(found, now=now, width=width),
-        table=Table(head=("target", "due from (UTC)", "pending", "overdue"), rows=rows, numbers=2),
+        table=SectionTable(head=("target", "due from (UTC)", "pending", "overdue"), rows=rows, number_columns=2),
     )
 
 
@@ -214,19 +216,19 @@ def _oldest(figures: Figures) -> Section:
     which = f"The first {shown} of {counted}" if shown < total else counted
     note = f"{which} in the table of messages, by due time."
     if head is not None:
-        note += f" A message that is overdue by more than {texts.span(head.grace)} may be lost."
+        note += f" A message that is overdue by more than {texts.span(head.lost_after)} may be lost."
         if (more := head.overdue - total) > 0:
             note += f" Not shown: {quantity(more, 'overdue schedule or retry', 'overdue schedules or retries')}."
     return Section(
         name="overdue",
         title="Overdue messages",
         note=note,
-        table=Table(
+        table=SectionTable(
             head=("message id", "target", "type", "due (UTC)", "overdue for", "lost?"),
             rows=list(oldest_rows(figures.oldest, head)),
-            numbers=0,
-            aside=False,
-            long=0,
+            number_columns=0,
+            is_collapsed=False,
+            long_text_column=0,
         ),
         query=figures.query,
         query_title=f"Query for all {total:,}" if total > 1 else "Query",
@@ -238,7 +240,7 @@ def oldest_rows(found: Sequence[OverdueMessage], headline: Headline | None) -> I
     until = None if headline is None else headline.until
     for one in found:
         late = None if until is None or one.due is None else until - one.due
-        lost = late is not None and headline is not None and late > headline.grace
+        lost = late is not None and headline is not None and late > headline.lost_after
         yield (
             one.message_id,
             plots.in_words(one.target),
@@ -249,7 +251,7 @@ def oldest_rows(found: Sequence[OverdueMessage], headline: Headline | None) -> I
         )
 
 
-def _failures(found: Failures | None) -> Section:
+def _failures(found: FailureFigures | None) -> Section:
     section = partial(Section, name="failures", title="Failures")
     if found is None:
         return section(note=_no_table("failures"))
@@ -272,7 +274,7 @@ def _failures(found: Failures | None) -> Section:
     return section(
         note=f"Failed attempts, in groups of similar failures. Each group has its own vertical scale.{left_out}",
         draw=lambda width: plots.failures(found, width=width),
-        table=Table(
+        table=SectionTable(
             head=(
                 "exception",
                 "endpoint",
@@ -284,9 +286,9 @@ def _failures(found: Failures | None) -> Section:
                 "failures",
             ),
             rows=rows,
-            numbers=2,
-            aside=False,
-            long=2,
+            number_columns=2,
+            is_collapsed=False,
+            long_text_column=2,
         ),
     )
 
@@ -310,12 +312,12 @@ def _undecodable(found: Sequence[UndecodableFigures], total: int) -> Section:
         title="Undecodable messages",
         note="Messages in the streams that are not AMQP 1.0. The table undecodable of the audit has their bytes. No "
         f"other section counts them.{left_out}",
-        table=Table(
+        table=SectionTable(
             head=("stream", "reason", "first (UTC)", "last (UTC)", "first offset", "messages"),
             rows=rows,
-            numbers=2,
-            aside=False,
-            long=1,
+            number_columns=2,
+            is_collapsed=False,
+            long_text_column=1,
         ),
     )
 

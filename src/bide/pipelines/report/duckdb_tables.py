@@ -15,7 +15,15 @@ from pyarrow import compute as pc
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import for_spark, is_uri
 from bide.pipelines.memory_database import memory_database
-from bide.pipelines.report.tables import ALL_COLUMNS, NAMES, RENAMED, ReportTables, check, check_columns, files_of
+from bide.pipelines.report.tables import (
+    ALL_COLUMNS,
+    NAME_COLUMNS,
+    RENAMED_COLUMNS,
+    ReportTables,
+    check_columns,
+    check_folder,
+    files_of,
+)
 from bide.pipelines.small_table import SMALL, read_columns, spark_name
 from bide.runtime.wording import in_bytes
 
@@ -45,13 +53,13 @@ def small_tables(folder: str, *, largest: int | None = SMALL) -> Iterator[SmallT
         largest: the largest size of the files in bytes; None for any size.
 
     Raises:
-        InvalidInputError: see :func:`bide.pipelines.report.tables.check`.
+        InvalidInputError: see :func:`bide.pipelines.report.tables.check_folder`.
         InvalidColumnError: a table lacks a column.
         NeedsSparkError: only Spark can read the tables, they are too large, or DuckDB cannot run a query.
     """
     if is_uri(folder):
         raise NeedsSparkError(f"{folder} is a URI")
-    check(folder)
+    check_folder(folder)
     try:
         with memory_database() as connection:
             tables = _DuckdbTables(connection, folder)
@@ -133,7 +141,7 @@ def _prepared(name: str, rows: pa.Table) -> pa.Table:
             raise NeedsSparkError(f"the column {column!r} of the table {name!r} is {found}")
         if kind in ("timestamp", "bigint"):
             values = values.cast(pa.int64())
-        elif column in NAMES:
+        elif column in NAME_COLUMNS:
             values = pc.fill_null(values, "")
-        columns[RENAMED.get(column, column)] = values
+        columns[RENAMED_COLUMNS.get(column, column)] = values
     return pa.table(columns)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
 
-from bide.pipelines.charts.scale import after
+from bide.pipelines.charts.scale import add_spans
 from bide.pipelines.report.filters import Filters
 from bide.pipelines.report.pending_figures import OverdueMessage, PendingFigures
 
-ENDED: Final = ("cancelled", "superseded", "skipped", "undeliverable", "unknown")
+ENDED_UNDELIVERED: Final = ("cancelled", "superseded", "skipped", "undeliverable", "unknown")
 """Outcomes of schedules that ended without a delivery."""
 
 
@@ -24,7 +24,7 @@ class Headline:
         delivered: scheduled messages that were delivered or processed.
         pending: messages that are not delivered yet or wait for a retry, including the overdue ones.
         overdue: pending messages whose due time has passed.
-        lost: overdue messages that were due more than *grace* before *until*.
+        lost: overdue messages that were due more than *lost_after* before *until*.
         early: messages that were delivered before their due time.
         grace: a message that has been overdue for longer counts as lost.
         since: when the first message was scheduled or delivered.
@@ -46,7 +46,7 @@ class Headline:
     overdue: int
     lost: int
     early: int
-    grace: timedelta
+    lost_after: timedelta
     since: datetime | None
     until: datetime | None
     p50: float | None
@@ -62,7 +62,7 @@ class Headline:
     @property
     def ended(self) -> dict[str, int]:
         """Messages that ended without a delivery, by outcome; outcomes without messages are left out."""
-        return {name: count for name in ENDED if (count := getattr(self, name))}
+        return {name: count for name in ENDED_UNDELIVERED if (count := getattr(self, name))}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +88,7 @@ class FlowFigures:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return after(self.first, self.width, len(self.scheduled))
+        return add_spans(self.first, self.width, len(self.scheduled))
 
     def waiting(self) -> list[int]:
         """The number of messages that are scheduled and not delivered at the end of each span."""
@@ -100,7 +100,7 @@ class FlowFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportStep:
+class LatenessBin:
     """Delivered messages whose lateness is in a range.
 
     Attributes:
@@ -115,7 +115,7 @@ class ReportStep:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class TargetFigures:
     """The messages of one target.
 
     Attributes:
@@ -171,7 +171,7 @@ class FailureGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failures:
+class FailureFigures:
     """The groups with most failures.
 
     Attributes:
@@ -193,7 +193,7 @@ class Failures:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return after(self.first, self.width, self.spans)
+        return add_spans(self.first, self.width, self.spans)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,7 +266,7 @@ class ScheduleFigures:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return after(self.first, self.width, len(self.spans))
+        return add_spans(self.first, self.width, len(self.spans))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,15 +290,15 @@ class Figures:
     missing: Sequence[str]
     headline: Headline | None = None
     flow: FlowFigures | None = None
-    lateness: Sequence[ReportStep] | None = None
-    targets: Sequence[Target] = ()
+    lateness: Sequence[LatenessBin] | None = None
+    targets: Sequence[TargetFigures] = ()
     more_targets: int = 0
     oldest: Sequence[OverdueMessage] = ()
     overdue: int = 0
     query: str = ""
     filters: Filters | None = None
     pending: PendingFigures | None = None
-    failures: Failures | None = None
+    failures: FailureFigures | None = None
     schedules: ScheduleFigures | None = None
     undecodable: Sequence[UndecodableFigures] = ()
     undecodable_total: int = 0

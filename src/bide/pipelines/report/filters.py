@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Final
 
-from bide.pipelines.charts.scale import SPANS
+from bide.pipelines.charts.scale import ROUND_SPANS
 
 if TYPE_CHECKING:
     from bide.pipelines.report.pending_figures import OverdueMessage, PendingTarget
@@ -16,7 +16,7 @@ _PARTS: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
-class Choice:
+class FilterChoice:
     """The messages of one choice of the filters.
 
     Attributes:
@@ -26,7 +26,7 @@ class Choice:
         delivered: messages delivered, for each short span.
         p50: the median lateness in ms, for each span of the plot; None for a span without deliveries.
         p99: the 99th percentile of the lateness in ms, for each span of the plot.
-        steps: messages for each range of lateness of the histogram.
+        bins: messages for each range of lateness of the histogram.
         late: the median, the 95th and 99th percentile and the maximum of the lateness in ms.
         pending: messages that are not delivered yet, for each span of the due time.
         overdue: overdue messages, for each span of the due time.
@@ -39,7 +39,7 @@ class Choice:
     delivered: list[int]
     p50: list[float | None]
     p99: list[float | None]
-    steps: list[int]
+    bins: list[int]
     pending: list[int]
     overdue: list[int]
     late: list[float | None] = field(default_factory=lambda: [None] * 4)
@@ -61,10 +61,10 @@ class Filters:
     targets: Sequence[str]
     types: Sequence[str]
     short: timedelta
-    choices: Sequence[Choice]
+    choices: Sequence[FilterChoice]
     pending: Sequence[PendingTarget] = ()
 
 
 def short_span(width: timedelta) -> timedelta:
     """The shortest round span that divides a span into at most eight equal parts."""
-    return next((one for one in SPANS if not width % one and width // one <= _PARTS), width)
+    return next((one for one in ROUND_SPANS if not width % one and width // one <= _PARTS), width)

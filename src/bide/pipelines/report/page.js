@@ -3,7 +3,7 @@
 // them mark by mark. All texts of messages go through textContent, so none is read as HTML.
 
 const data = JSON.parse(document.getElementById("data").textContent);
-const LEFT = 52, RIGHT = 12, AXIS = 38, NARROW = 600, FEWEST = 12, LETTER = 0.58, BOLD = 0.7;
+const LEFT = 52, RIGHT = 12, AXIS = 38, NARROW = 600, FEWEST = 12, CHARACTER_WIDTH = 0.58, BOLD = 0.7;
 const MINUTE = 60e3, HOUR = 3600e3, DAY = 24 * HOUR;
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 const UNITS = [[DAY, "d"], [HOUR, "h"], [MINUTE, "min"], [1000, "s"], [1, "ms"]];
@@ -53,7 +53,7 @@ const total = (numbers) => numbers.reduce((some, one) => some + one, 0);
 const quantity = (number, noun) => `${count(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 function shortened(text, width, bold) {
-  const letters = Math.max(Math.floor(width / ((bold ? BOLD : LETTER) * 12)), 1);
+  const letters = Math.max(Math.floor(width / ((bold ? BOLD : CHARACTER_WIDTH) * 12)), 1);
   const all = [...text];
   return all.length <= letters ? text : `${all.slice(0, letters - 1).join("").trimEnd()}…`;
 }
@@ -139,7 +139,7 @@ function* timeAxis(first, last, frame, panels = [frame]) {
     const x = place(value), [upper, lower] = tickTexts(value, step);
     for (const panel of panels) yield line([[x, panel.top], [x, panel.bottom]], "grid");
     for (const [text, below] of [[upper, 16], [lower === date ? "" : lower, 30]]) {
-      const half = (text.length * LETTER * 11) / 2;
+      const half = (text.length * CHARACTER_WIDTH * 11) / 2;
       const middle = Math.min(Math.max(x, frame.left - 10 + half), frame.right + 10 - half);
       if (text) yield label(middle, frame.bottom + below, text, { role: "faint", size: 11, anchor: "middle" });
     }
@@ -159,7 +159,7 @@ function* legend(entries, x, y) {
   for (const [text, role] of entries) {
     yield bar(x, y - 9, 10, 10, role);
     yield label(x + 15, y, text, { role: "faint" });
-    x += 34 + LETTER * 12 * text.length;
+    x += 34 + CHARACTER_WIDTH * 12 * text.length;
   }
 }
 
@@ -230,10 +230,10 @@ function latenessRange([low, high]) {
 }
 
 function lateness(choice, width) {
-  const height = width > NARROW ? 250 : 230, last = data.steps.at(-1), shown = choice.steps;
+  const height = width > NARROW ? 250 : 230, last = data.bins.at(-1), shown = choice.bins;
   const frame = { left: LEFT, right: width - RIGHT, top: 48, bottom: height - AXIS };
   const ratio = last[1] / Math.max(last[0], last[1] / 10);
-  const low = Math.min(...data.steps.map((one) => one[0] || one[1] / ratio)), high = Math.max(last[1], low * 100);
+  const low = Math.min(...data.bins.map((one) => one[0] || one[1] / ratio)), high = Math.max(last[1], low * 100);
   const across = logarithmic(low, high, frame.left, frame.right);
   const most = Math.max(...shown, 1), up = linear(0, most, frame.bottom, frame.top);
   const marks = [...valueAxis(up, ticks(0, most, 3), frame, brief)];
@@ -242,15 +242,15 @@ function lateness(choice, width) {
     marks.push(line([[x, frame.top], [x, frame.bottom]], "grid"));
     marks.push(label(x, frame.bottom + 16, milliseconds(value), { role: "faint", size: 11, anchor }));
   }
-  data.steps.forEach((step, number) => {
+  data.bins.forEach((bin, number) => {
     if (!shown[number]) return;
-    const start = across(step[0]), top = Math.min(up(shown[number]), frame.bottom - 1);
-    const wide = Math.max(across(step[1]) - start - 1, 1);
-    const tip = `${latenessRange(step)}: ${quantity(shown[number], "message")}`;
+    const start = across(bin[0]), top = Math.min(up(shown[number]), frame.bottom - 1);
+    const wide = Math.max(across(bin[1]) - start - 1, 1);
+    const tip = `${latenessRange(bin)}: ${quantity(shown[number], "message")}`;
     marks.push(bar(start + 0.5, top, wide, frame.bottom - top, "out", tip));
   });
   const known = ["p50", "p95", "p99"].map((name, number) => [name, choice.late[number]]);
-  const room = known.map(([name, value]) => LETTER * 12 * `${name} ${milliseconds(value)}`.length);
+  const room = known.map(([name, value]) => CHARACTER_WIDTH * 12 * `${name} ${milliseconds(value)}`.length);
   let free = frame.left;
   known.forEach(([name, value], number) => {
     if (value === null) return;
@@ -264,9 +264,9 @@ function lateness(choice, width) {
   marks.push(label((frame.left + frame.right) / 2, height - 4, "late", { role: "faint", size: 11, anchor: "middle" }));
   const all = total(shown);
   let sum = 0;
-  const rows = data.steps.map((step, number) => {
+  const rows = data.bins.map((bin, number) => {
     sum += shown[number];
-    return [latenessRange(step), count(shown[number]), `${((100 * sum) / (all || 1)).toFixed(3)} %`];
+    return [latenessRange(bin), count(shown[number]), `${((100 * sum) / (all || 1)).toFixed(3)} %`];
   });
   const latest = milliseconds(choice.late[3]);
   const note = `From due time to delivery, on a logarithmic scale. The latest was ${latest} late.`;
@@ -338,7 +338,7 @@ function pending(choice, width) {
     const panel = panels[index], up = linear(0, highest, panel.bottom, panel.top);
     marks.push(...valueAxis(up, ticks(0, highest, 2).filter(Boolean), panel, brief));
     const counts = count(one.pending) + (one.late ? `, ${count(one.late)} overdue` : "");
-    const room = panel.right - panel.left - LETTER * 12 * counts.length - 12;
+    const room = panel.right - panel.left - CHARACTER_WIDTH * 12 * counts.length - 12;
     marks.push(label(panel.left, panel.top - 8, shortened(one.name, room, true), { bold: true }));
     marks.push(label(panel.right, panel.top - 8, counts, { role: one.late ? "bad" : "faint", anchor: "end" }));
     for (const number of shown.filter((number) => one.counts[number])) {
@@ -376,7 +376,7 @@ const ZOOMS = { flow: "flow", "lateness-over-time": "flow", pending: "pending" }
 const everywhere = (name, value) => data.choices[0][name].map(() => value);
 /** The choice of a target and a type without messages. */
 const NOTHING = {
-  ...Object.fromEntries(["scheduled", "delivered", "steps", "pending", "overdue"].map((name) => [name, everywhere(name, 0)])),
+  ...Object.fromEntries(["scheduled", "delivered", "bins", "pending", "overdue"].map((name) => [name, everywhere(name, 0)])),
   ...Object.fromEntries(["p50", "p99", "late"].map((name) => [name, everywhere(name, null)])),
   oldest: [],
 };

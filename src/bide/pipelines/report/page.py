@@ -10,11 +10,11 @@ from typing import Final
 
 from bide.pipelines.charts import texts
 from bide.pipelines.charts.palette import rules
-from bide.pipelines.charts.svg import svg, text
+from bide.pipelines.charts.svg import escape_html, svg
 from bide.pipelines.report import content
 from bide.pipelines.report.figures import Figures
 from bide.pipelines.report.page_data import page_data
-from bide.pipelines.report.section import Section, Table
+from bide.pipelines.report.section import Section, SectionTable
 
 WIDE: Final = 976
 MEDIUM: Final = 680
@@ -40,25 +40,25 @@ def _lines(figures: Figures, title: str) -> Iterator[str]:
     script = "" if filters is None else _file("page.js")
     yield f'<meta http-equiv="Content-Security-Policy" content="{_policy(script)}">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{text(title)}</title>"
+    yield f"<title>{escape_html(title)}</title>"
     yield f"<style>\n{_style()}</style>"
     yield "</head>"
     yield "<body>"
     yield "<header>"
-    yield f"<h1>{text(title)}</h1>"
-    yield f'<p class="faint">{text(_period(figures))}</p>'
-    yield f'<p class="lead">{text(content.summary(figures))}</p>'
+    yield f"<h1>{escape_html(title)}</h1>"
+    yield f'<p class="faint">{escape_html(_period(figures))}</p>'
+    yield f'<p class="lead">{escape_html(content.summary(figures))}</p>'
     yield "</header>"
     yield "<main>"
     yield '<dl class="cards">'
     for card in content.cards(figures):
         bad = ' class="bad"' if card.bad else ""
-        yield f"<div{bad}><dt>{text(card.name)}</dt><dd>{text(card.value)}</dd></div>"
+        yield f"<div{bad}><dt>{escape_html(card.name)}</dt><dd>{escape_html(card.value)}</dd></div>"
     yield "</dl>"
     for section in content.sections(figures):
         yield from _section(section)
     yield "</main>"
-    yield f'<footer><p class="faint">Made by bide from {text(figures.folder)}. All times are UTC.</p></footer>'
+    yield f'<footer><p class="faint">Made by bide from {escape_html(figures.folder)}. All times are UTC.</p></footer>'
     if filters is not None:
         yield f'<script type="application/json" id="data">{page_data(figures, filters)}</script>'
         yield f"<script>{script}</script>"
@@ -90,48 +90,48 @@ def _period(figures: Figures) -> str:
 
 def _section(section: Section) -> Iterator[str]:
     yield f'<section id="{section.name}" aria-labelledby="{section.name}-title">'
-    yield f'<h2 id="{section.name}-title">{text(section.title)}</h2>'
+    yield f'<h2 id="{section.name}-title">{escape_html(section.title)}</h2>'
     if section.draw is None:
-        yield f'<p class="faint">{text(section.note)}</p>'
+        yield f'<p class="faint">{escape_html(section.note)}</p>'
     else:
         yield "<figure>"
         for kind, width in (("wide", WIDE), ("medium", MEDIUM), ("narrow", NARROW)):
             yield svg(section.draw(width), name=f"{section.name}-{kind}", classes=kind)
-        yield f"<figcaption>{text(section.note)}</figcaption>"
+        yield f"<figcaption>{escape_html(section.note)}</figcaption>"
         yield "</figure>"
     if section.table is not None:
         yield from _table(section.table, section.title)
     if section.query:
-        yield f"<details><summary>{text(section.query_title)}</summary>"
-        yield f'<pre tabindex="0"><code>{text(section.query)}</code></pre></details>'
+        yield f"<details><summary>{escape_html(section.query_title)}</summary>"
+        yield f'<pre tabindex="0"><code>{escape_html(section.query)}</code></pre></details>'
     yield "</section>"
 
 
-def _table(table: Table, title: str) -> Iterator[str]:
-    if table.aside:
+def _table(table: SectionTable, title: str) -> Iterator[str]:
+    if table.is_collapsed:
         yield "<details><summary>The same as a table</summary>"
     # tabindex makes the scrolling element accessible by keyboard.
-    classes = "scroll" if table.aside else "scroll open"
-    yield f'<div class="{classes}" tabindex="0" role="region" aria-label="{text(title)}, table">'
+    classes = "scroll" if table.is_collapsed else "scroll open"
+    yield f'<div class="{classes}" tabindex="0" role="region" aria-label="{escape_html(title)}, table">'
     yield "<table>"
     yield "<thead><tr>"
-    first_number = len(table.head) - table.numbers
+    first_number = len(table.head) - table.number_columns
     for place, name in enumerate(table.head):
-        yield f'<th scope="col"{_class_attribute(place, first_number)}>{text(name)}</th>'
+        yield f'<th scope="col"{_class_attribute(place, first_number)}>{escape_html(name)}</th>'
     yield "</tr></thead>"
     yield "<tbody>"
     for row in table.rows:
-        cells = [f'<th scope="row">{text(row[0])}</th>']
+        cells = [f'<th scope="row">{escape_html(row[0])}</th>']
         for place, cell in enumerate(row[1:], 1):
-            kind = _class_attribute(place, first_number, table.long)
-            cells.append(f'<td{kind} data-name="{text(table.head[place])}">{text(cell)}</td>')
+            kind = _class_attribute(place, first_number, table.long_text_column)
+            cells.append(f'<td{kind} data-name="{escape_html(table.head[place])}">{escape_html(cell)}</td>')
         yield f"<tr>{''.join(cells)}</tr>"
     yield "</tbody>"
     yield "</table>"
     yield "</div>"
-    if table.aside:
+    if table.is_collapsed:
         yield "</details>"
 
 
-def _class_attribute(place: int, first_number: int, long: int | None = None) -> str:
-    return ' class="number"' if place >= first_number else ' class="long"' if place == long else ""
+def _class_attribute(place: int, first_number: int, long_text_column: int | None = None) -> str:
+    return ' class="number"' if place >= first_number else ' class="long"' if place == long_text_column else ""

@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from bide.durations import EPOCH
 from bide.foreign_text import visible
-from bide.pipelines.charts.scale import SPANS
+from bide.pipelines.charts.scale import ROUND_SPANS
 from bide.pipelines.report import content, plots
 from bide.pipelines.report.figures import Figures
-from bide.pipelines.report.filters import Choice, Filters
+from bide.pipelines.report.filters import FilterChoice, Filters
 from bide.pipelines.report.pending_figures import PendingTarget
 
 _MILLISECOND: Final = timedelta(milliseconds=1)
@@ -31,8 +31,8 @@ def _data(figures: Figures, filters: Filters) -> dict[str, Any]:
         "width": 1 if flow is None else _milliseconds(flow.width),
         "spans": 0 if flow is None else len(flow.scheduled),
         "short": _milliseconds(filters.short),
-        "round": [_milliseconds(one) for one in SPANS],
-        "steps": [[one.low, one.high] for one in figures.lateness or ()],
+        "round": [_milliseconds(one) for one in ROUND_SPANS],
+        "bins": [[one.low, one.high] for one in figures.lateness or ()],
         "targets": [plots.in_words(one) for one in filters.targets],
         "types": list(filters.types),
         "choices": [_choice(one, figures) for one in filters.choices],
@@ -40,7 +40,7 @@ def _data(figures: Figures, filters: Filters) -> dict[str, Any]:
     }
 
 
-def _choice(one: Choice, figures: Figures) -> dict[str, Any]:
+def _choice(one: FilterChoice, figures: Figures) -> dict[str, Any]:
     return {
         "target": one.target,
         "type": one.type,
@@ -49,7 +49,7 @@ def _choice(one: Choice, figures: Figures) -> dict[str, Any]:
         "p50": [_rounded(value) for value in one.p50],
         "p99": [_rounded(value) for value in one.p99],
         "late": [_rounded(value) for value in one.late],
-        "steps": one.steps,
+        "bins": one.bins,
         "pending": one.pending,
         "overdue": one.overdue,
         "oldest": [list(row) for row in content.oldest_rows(one.oldest, figures.headline)],

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from bide.pipelines.charts.scale import after
+from bide.pipelines.charts.scale import add_spans
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,4 +70,4 @@ class PendingFigures:
     @property
     def last(self) -> datetime:
         """The end of the last span."""
-        return after(self.first, self.width, self.spans)
+        return add_spans(self.first, self.width, self.spans)

@@ -9,18 +9,29 @@ from math import ceil, floor, log10
 from typing import Final
 
 from bide.pipelines.charts import texts
-from bide.pipelines.charts.axes import Frame, filled, late_axis, legend, steps, time_axis, value_axis
-from bide.pipelines.charts.drawing import BOLD_LETTER, LETTER, Bar, Drawing, Label, Line, Mark, Point, Role, shortened
-from bide.pipelines.charts.scale import Linear, Logarithmic, Times, after, widened
+from bide.pipelines.charts.axes import Frame, bar_outline, duration_axis, filled_area, legend, time_axis, value_axis
+from bide.pipelines.charts.drawing import (
+    BOLD_CHARACTER_WIDTH,
+    CHARACTER_WIDTH,
+    Bar,
+    Drawing,
+    Label,
+    Line,
+    Mark,
+    Point,
+    Role,
+    shortened,
+)
+from bide.pipelines.charts.scale import LinearScale, LogarithmicScale, TimeScale, add_spans, widened
 from bide.pipelines.report.figures import (
+    FailureFigures,
     FailureGroup,
-    Failures,
     FlowFigures,
     Headline,
-    ReportStep,
+    LatenessBin,
     ScheduleCounts,
     ScheduleFigures,
-    Target,
+    TargetFigures,
 )
 from bide.pipelines.report.pending_figures import PendingFigures, PendingTarget
 from bide.runtime.wording import quantity
@@ -41,12 +52,12 @@ def flow(found: FlowFigures, *, width: float) -> Drawing:
     places = [times.place(found.first + found.width * number) for number in range(len(found.scheduled) + 1)]
     highest = max(*found.scheduled, *found.delivered, 1)
     middle = frame.top + half
-    up, down = Linear(0, highest, middle, frame.top), Linear(0, highest, middle, frame.bottom)
+    up, down = LinearScale(0, highest, middle, frame.top), LinearScale(0, highest, middle, frame.bottom)
     marks: list[Mark] = [*time_axis(times, frame)]
     for scale in (up, down):
         marks += value_axis(scale, [one for one in scale.ticks(2) if one], frame, texts.brief)
-    marks += filled(steps([up.place(one) for one in found.scheduled], places), middle, Role.IN)
-    marks += filled(steps([down.place(one) for one in found.delivered], places), middle, Role.OUT)
+    marks += filled_area(bar_outline([up.place(one) for one in found.scheduled], places), middle, Role.IN)
+    marks += filled_area(bar_outline([down.place(one) for one in found.delivered], places), middle, Role.OUT)
     marks.append(Line(points=((frame.left, middle), (frame.right, middle)), role=Role.FAINT))
     marks += _flow_tips(found, places, frame)
     every = texts.span(found.width)
@@ -77,26 +88,26 @@ def _flow_tips(found: FlowFigures, places: Sequence[float], frame: Frame) -> Ite
             )
 
 
-def _waiting(found: FlowFigures, times: Times, places: Sequence[float], frame: Frame) -> Iterator[Mark]:
+def _waiting(found: FlowFigures, times: TimeScale, places: Sequence[float], frame: Frame) -> Iterator[Mark]:
     waiting = found.waiting()
-    scale = Linear(min(0, *waiting), max(*waiting, 1), frame.bottom, frame.top)
+    scale = LinearScale(min(0, *waiting), max(*waiting, 1), frame.bottom, frame.top)
     yield from time_axis(times, frame)
     yield from value_axis(scale, scale.ticks(2), frame, texts.brief)
-    yield from filled(steps([scale.place(one) for one in waiting], places), scale.place(0), Role.WAITING)
+    yield from filled_area(bar_outline([scale.place(one) for one in waiting], places), scale.place(0), Role.WAITING)
     yield from legend([("waiting", Role.WAITING)], x=frame.left, y=frame.top - 12)
 
 
-def lateness(found: Sequence[ReportStep], headline: Headline, *, width: float) -> Drawing:
+def lateness(found: Sequence[LatenessBin], headline: Headline, *, width: float) -> Drawing:
     """A histogram of lateness, with its percentiles."""
     height = 250 if width > _NARROW else 230
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=48, bottom=height - _AXIS)
     ratio = found[-1].high / max(found[-1].low, found[-1].high / 10)
     # The range below one millisecond is drawn as wide as the others.
     low = min(one.low or one.high / ratio for one in found)
-    across = Logarithmic(low, max(found[-1].high, low * 100), frame.left, frame.right)
-    up = Linear(0, max(one.count for one in found), frame.bottom, frame.top)
+    across = LogarithmicScale(low, max(found[-1].high, low * 100), frame.left, frame.right)
+    up = LinearScale(0, max(one.count for one in found), frame.bottom, frame.top)
     marks: list[Mark] = [*value_axis(up, up.ticks(3), frame, texts.brief)]
-    marks += late_axis(across, frame)
+    marks += duration_axis(across, frame)
     for one in found:
         if one.count:
             start, end = across.place(one.low), across.place(one.high)
@@ -118,7 +129,7 @@ def lateness(found: Sequence[ReportStep], headline: Headline, *, width: float) -
     return Drawing(title="How late messages were delivered", width=width, height=height, marks=tuple(marks))
 
 
-def _percentiles(headline: Headline, across: Logarithmic, frame: Frame) -> Iterator[Mark]:
+def _percentiles(headline: Headline, across: LogarithmicScale, frame: Frame) -> Iterator[Mark]:
     """Vertical lines at the percentiles, with labels that are moved apart so that they do not overlap."""
     free = frame.left
     entries = (("p50", headline.p50), ("p95", headline.p95), ("p99", headline.p99))
@@ -127,8 +138,11 @@ def _percentiles(headline: Headline, across: Logarithmic, frame: Frame) -> Itera
             continue
         x = across.place(max(value, across.low))
         text = f"{name} {texts.milliseconds(value)}"
-        room = LETTER * 12 * len(text)
-        last = sum(LETTER * 12 * len(f"{later} {texts.milliseconds(one)}") + 10 for later, one in entries[number + 1 :])
+        room = CHARACTER_WIDTH * 12 * len(text)
+        last = sum(
+            CHARACTER_WIDTH * 12 * len(f"{later} {texts.milliseconds(one)}") + 10
+            for later, one in entries[number + 1 :]
+        )
         start = min(max(x - room / 2, free), frame.right - room - last)
         yield Line(points=((x, frame.top - 8), (x, frame.bottom)), role=Role.MARK, width=1.5, dashed=True)
         yield Line(points=((start + room / 2, frame.top - 22), (x, frame.top - 8)), role=Role.FAINT)
@@ -136,11 +150,11 @@ def _percentiles(headline: Headline, across: Logarithmic, frame: Frame) -> Itera
         free = start + room + 10
 
 
-def lateness_range(step: ReportStep) -> str:
+def lateness_range(bin_: LatenessBin) -> str:
     """The range of lateness in words."""
-    if not step.low:
-        return f"less than {texts.milliseconds(step.high)}"
-    return f"{texts.milliseconds(step.low)} to {texts.milliseconds(step.high)}"
+    if not bin_.low:
+        return f"less than {texts.milliseconds(bin_.high)}"
+    return f"{texts.milliseconds(bin_.low)} to {texts.milliseconds(bin_.high)}"
 
 
 def lateness_over_time(found: FlowFigures, *, width: float) -> Drawing:
@@ -151,7 +165,7 @@ def lateness_over_time(found: FlowFigures, *, width: float) -> Drawing:
     known = [max(one, 1.0) for values in (found.p50, found.p99) for one in values if one is not None]
     low = 10.0 ** floor(log10(min(known)))
     high = 10.0 ** max(ceil(log10(max(known))), round(log10(low)) + 1)
-    scale = Logarithmic(low, high, frame.bottom, frame.top)
+    scale = LogarithmicScale(low, high, frame.bottom, frame.top)
     marks: list[Mark] = [*time_axis(times, frame), *value_axis(scale, scale.ticks(24), frame, texts.milliseconds)]
     for values, role in ((found.p50, Role.IN), (found.p99, Role.BAD)):
         for piece in _pieces(values):
@@ -174,7 +188,7 @@ def _pieces(values: Sequence[float | None]) -> Iterator[list[tuple[int, float]]]
             yield [(number, value) for number, value in run if value is not None]
 
 
-def targets(found: Sequence[Target], *, width: float) -> Drawing:
+def targets(found: Sequence[TargetFigures], *, width: float) -> Drawing:
     """For each target, a bar from the median lateness to the 99th percentile, and a line to the maximum."""
     known = [
         (one, (one.p50, one.p99, one.max))
@@ -185,10 +199,10 @@ def targets(found: Sequence[Target], *, width: float) -> Drawing:
     frame = Frame(left=16, right=width - 24, top=34, bottom=34 + row * len(known))
     low = 10.0 ** floor(log10(max(min(values[0] for _, values in known), 1.0)))
     high = 10.0 ** ceil(log10(max(*(values[2] for _, values in known), low * 10)))
-    across = Logarithmic(low, high, frame.left, frame.right)
+    across = LogarithmicScale(low, high, frame.left, frame.right)
     tops = [frame.top + number * row + 18 for number in range(len(known))]
     panels = [Frame(left=frame.left, right=frame.right, top=top, bottom=top + row - 18) for top in tops]
-    marks: list[Mark] = [*late_axis(across, frame, panels=panels)]
+    marks: list[Mark] = [*duration_axis(across, frame, panels=panels)]
     for number, (one, values) in enumerate(known):
         y = frame.top + number * row + 14
         name = in_words(one.name)
@@ -235,13 +249,13 @@ def pending(found: PendingFigures, *, now: datetime | None, width: float) -> Dra
 
 
 def _pending_target(
-    found: PendingFigures, one: PendingTarget, times: Times, frame: Frame, highest: int
+    found: PendingFigures, one: PendingTarget, times: TimeScale, frame: Frame, highest: int
 ) -> Iterator[Mark]:
-    up = Linear(0, highest, frame.bottom, frame.top)
+    up = LinearScale(0, highest, frame.bottom, frame.top)
     yield from value_axis(up, [tick for tick in up.ticks(2) if tick], frame, texts.brief)
     name = target_name(found, one)
     counts = f"{one.pending:,}" + (f", {one.pending_overdue:,} overdue" if one.pending_overdue else "")
-    room = frame.right - frame.left - LETTER * 12 * len(counts) - 12
+    room = frame.right - frame.left - CHARACTER_WIDTH * 12 * len(counts) - 12
     yield Label(x=frame.left, y=frame.top - 8, text=shortened(name, room, bold=True), bold=True)
     role = Role.BAD if one.pending_overdue else Role.FAINT
     yield Label(x=frame.right, y=frame.top - 8, text=counts, role=role, anchor="end")
@@ -260,15 +274,17 @@ def _pending_target(
     yield Line(points=((frame.left, frame.bottom), (frame.right, frame.bottom)), role=Role.FAINT)
 
 
-def _times(found: FlowFigures | PendingFigures | ScheduleFigures | Failures, frame: Frame) -> Times:
+def _times(found: FlowFigures | PendingFigures | ScheduleFigures | FailureFigures, frame: Frame) -> TimeScale:
     """The time axis of a plot."""
     first, last = widened(found.first, found.last, found.width, fewest=_FEWEST)
-    return Times(first, last, frame.left, frame.right)
+    return TimeScale(first, last, frame.left, frame.right)
 
 
-def _span_bar(times: Times, found: PendingFigures | ScheduleFigures | Failures, number: int) -> tuple[float, float]:
+def _span_bar(
+    times: TimeScale, found: PendingFigures | ScheduleFigures | FailureFigures, number: int
+) -> tuple[float, float]:
     """The left edge and the width of the bar of a span; bars are a pixel apart if there is room."""
-    start, end = (times.place(after(found.first, found.width, edge)) for edge in (number, number + 1))
+    start, end = (times.place(add_spans(found.first, found.width, edge)) for edge in (number, number + 1))
     return start, max(end - start - (1 if end - start > 3 else 0), 1)
 
 
@@ -299,7 +315,7 @@ def schedules(found: ScheduleFigures, *, width: float) -> Drawing:
     narrow = width <= _NARROW
     frame = Frame(left=_LEFT, right=width - _RIGHT, top=64 if narrow else 30, bottom=214 if narrow else 200)
     times = _times(found, frame)
-    up = Linear(0, max(one.total for one in found.spans), frame.bottom, frame.top)
+    up = LinearScale(0, max(one.total for one in found.spans), frame.bottom, frame.top)
     marks: list[Mark] = [*time_axis(times, frame)]
     marks += value_axis(up, [tick for tick in up.ticks(4) if tick], frame, texts.brief)
     parts = [part for part in _SCHEDULE_PARTS if any(found.total.outcomes[name] for name in part[2])]
@@ -330,7 +346,7 @@ def schedules(found: ScheduleFigures, *, width: float) -> Drawing:
     )
 
 
-def failures(found: Failures, *, width: float) -> Drawing:
+def failures(found: FailureFigures, *, width: float) -> Drawing:
     """For each group of failures, the number of failures over time."""
     row = 62
     frame = Frame(left=16, right=width - 16, top=8, bottom=8 + row * len(found.groups))
@@ -348,9 +364,9 @@ def failures(found: Failures, *, width: float) -> Drawing:
     )
 
 
-def _group(found: Failures, group: FailureGroup, times: Times, frame: Frame) -> Iterator[Mark]:
+def _group(found: FailureFigures, group: FailureGroup, times: TimeScale, frame: Frame) -> Iterator[Mark]:
     count_text = f"{group.count:,}"
-    room = frame.right - frame.left - BOLD_LETTER * 13 * len(count_text) - 12
+    room = frame.right - frame.left - BOLD_CHARACTER_WIDTH * 13 * len(count_text) - 12
     # The namespace of a .NET exception would leave too little room for the name of the class.
     name = group_name(group).rpartition(".")[2] or group_name(group)
     if group.endpoint:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from bide.pipelines.charts import texts
 from bide.pipelines.report import plots
 from bide.pipelines.report.figures import Figures, ScheduleCounts, ScheduleFigures
-from bide.pipelines.report.section import Section, Table
+from bide.pipelines.report.section import Section, SectionTable
 from bide.runtime.wording import quantity
 
 
@@ -41,11 +41,11 @@ def by_target(found: ScheduleFigures) -> Section:
         name="schedules",
         title="Schedules",
         note=f"Occurrences in the schedule log, by target and outcome.{late}",
-        table=Table(
+        table=SectionTable(
             head=("target", *names, "pending", "overdue", "all", "latest"),
             rows=rows,
-            numbers=len(names) + 4,
-            aside=False,
+            number_columns=len(names) + 4,
+            is_collapsed=False,
         ),
     )
 
@@ -72,5 +72,5 @@ def over_time(found: ScheduleFigures) -> Section:
         title="Ended schedules, by due time",
         note=f"Delivered occurrences; cancelled, superseded or skipped ones; undeliverable or unknown ones.{left_out}",
         draw=lambda width: plots.schedules(found, width=width),
-        table=Table(head=("due from (UTC)", *names, "all"), rows=rows, numbers=len(names) + 1),
+        table=SectionTable(head=("due from (UTC)", *names, "all"), rows=rows, number_columns=len(names) + 1),
     )

@@ -9,22 +9,22 @@ from bide.pipelines.charts.drawing import Drawing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class SectionTable:
     """A table of texts.
 
     Attributes:
         head: the names of the columns.
         rows: the cells, row by row.
-        numbers: how many columns at the end are numbers.
-        aside: whether the table is collapsed until the reader opens it; it then repeats the drawing's figures.
-        long: the index of a column of long texts; None without one.
+        number_columns: how many columns at the end are numbers.
+        is_collapsed: whether the table is collapsed until the reader opens it; it then repeats the drawing's figures.
+        long_text_column: the index of a column of long texts; None without one.
     """
 
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
-    numbers: int
-    aside: bool = True
-    long: int | None = None
+    number_columns: int
+    is_collapsed: bool = True
+    long_text_column: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class Section:
     title: str
     note: str
     draw: Callable[[float], Drawing] | None = None
-    table: Table | None = None
+    table: SectionTable | None = None
     query: str = ""
     query_title: str = ""
 

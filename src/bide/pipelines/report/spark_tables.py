@@ -10,7 +10,15 @@ from uuid import uuid4
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.pipelines.formats import for_spark, to_read
-from bide.pipelines.report.tables import ALL_COLUMNS, NAMES, RENAMED, ReportTables, check, check_columns, files_of
+from bide.pipelines.report.tables import (
+    ALL_COLUMNS,
+    NAME_COLUMNS,
+    RENAMED_COLUMNS,
+    ReportTables,
+    check_columns,
+    check_folder,
+    files_of,
+)
 from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
@@ -27,10 +35,10 @@ def spark_tables(spark: SparkSession, folder: str) -> Iterator[ReportTables]:
         folder: a path, or a URI that Spark and Arrow support.
 
     Raises:
-        InvalidInputError: see :func:`bide.pipelines.report.tables.check`.
+        InvalidInputError: see :func:`bide.pipelines.report.tables.check_folder`.
         InvalidColumnError: a table lacks a column.
     """
-    check(folder)
+    check_folder(folder)
     tables = _SparkTables(spark, folder)
     try:
         tables.open()
@@ -85,6 +93,6 @@ def _column(rows: DataFrame, column: str, kind: str) -> Column:
     value = rows[column].cast(kind)
     if kind == "timestamp":
         value = F.unix_micros(value)
-    elif column in NAMES:
+    elif column in NAME_COLUMNS:
         value = F.coalesce(value, F.lit(""))
-    return value.alias(RENAMED.get(column, column))
+    return value.alias(RENAMED_COLUMNS.get(column, column))

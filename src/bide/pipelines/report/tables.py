@@ -45,27 +45,27 @@ COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """The tables and columns that are read, with their types."""
 
-OPTIONAL: Final[Mapping[str, Mapping[str, str]]] = {
+OPTIONAL_COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "undecodable": {"stream": "string", "offset": "bigint", "reason": "string", "seen": "timestamp"},
     "occurrences": {"target": "string", "due": "timestamp", "outcome": "string", "lateness_ms": "double"},
     "schedules_pending": {"target": "string", "due_hour": "timestamp", "count": "bigint", "overdue": "bigint"},
 }
 """The tables that exist only if there are undecodable messages, or a schedule log."""
 
-ALL_COLUMNS: Final = {**COLUMNS, **OPTIONAL}
+ALL_COLUMNS: Final = {**COLUMNS, **OPTIONAL_COLUMNS}
 
-NAMES: Final = ("target", "type", "group", "endpoint", "exception")
+NAME_COLUMNS: Final = ("target", "type", "group", "endpoint", "exception")
 """Columns of names. Null is read as an empty string, so that unknown names form one group."""
 
-RENAMED: Final = {"group": "group_name", "offset": "stream_offset"}
+RENAMED_COLUMNS: Final = {"group": "group_name", "offset": "stream_offset"}
 """New names of columns whose names are SQL keywords."""
 
 
 class ReportTables(Protocol):
-    """The tables of an audit in a SQL engine, which runs the queries of :mod:`bide.pipelines.report.counting`.
+    """The tables of an audit in a SQL engine, which runs the queries of :mod:`bide.pipelines.report.queries`.
 
-    The tables have the columns of :data:`COLUMNS` or :data:`OPTIONAL`, renamed by :data:`RENAMED`. Times are whole
-    numbers of microseconds since the Unix epoch.
+    The tables have the columns of :data:`COLUMNS` or :data:`OPTIONAL_COLUMNS`, renamed by :data:`RENAMED_COLUMNS`.
+    Times are whole numbers of microseconds since the Unix epoch.
     """
 
     @property
@@ -87,7 +87,7 @@ class ReportTables(Protocol):
         ...
 
 
-def check(folder: str) -> None:
+def check_folder(folder: str) -> None:
     """Check, without Spark, that a folder has tables.
 
     Raises:

@@ -12,32 +12,32 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from bide.durations import MICROSECOND, to_microseconds
-from bide.pipelines.report.figures import ENDED
+from bide.pipelines.report.figures import ENDED_UNDELIVERED
 
-WAITING: Final = ("scheduled", "overdue")
+PENDING_OUTCOMES: Final = ("scheduled", "overdue")
 """Outcomes of messages that are not delivered yet."""
 
-OUTCOMES: Final = ("delivered", *ENDED)
+OUTCOMES: Final = ("delivered", *ENDED_UNDELIVERED)
 """Outcomes of occurrences of schedules."""
 
-STEPS: Final = 12
+BINS_PER_DECADE: Final = 12
 """The number of ranges of lateness per power of ten."""
 
-ALL: Final = -1
+ALL_SPANS: Final = -1
 """The number of the span that stands for all spans, in :func:`percentiles`."""
 
-_SHARES: Final = (50, 95, 99)
+_PERCENTS: Final = (50, 95, 99)
 
-_TEXT: Final = 240
+_MAX_TEXT: Final = 240
 """Characters of an exception's text that are shown."""
 
 _HOUR: Final = 3_600_000_000
 
 # Whether a message counts for its own target, type and span (1), or for all of them (0).
-_CHOICES: Final = ", ".join(f"({one}, {other}, {span})" for one in (0, 1) for other in (0, 1) for span in (0, 1))
+_GROUPINGS: Final = ", ".join(f"({one}, {other}, {span})" for one in (0, 1) for other in (0, 1) for span in (0, 1))
 
 
-def delayed(messages: str) -> str:
+def only_delayed(messages: str) -> str:
     """Only the delayed messages: endpoints also write events of messages that were not delayed."""
     return f"select * from {messages} where coalesce(due, scheduled, delivered) is not null"
 
@@ -47,9 +47,9 @@ def headline(messages: str) -> str:
     return f"""
         select
             count(*) as scheduled,
-            count(*) filter (where {_is_in("m.outcome", (*WAITING, *ENDED), "not in")}) as delivered,
-            count(*) filter (where {_is_in("m.outcome", WAITING)}) as pending,
-            {_by_outcome(ENDED)},
+            count(*) filter (where {_DELIVERED}) as delivered,
+            count(*) filter (where {_is_in("m.outcome", PENDING_OUTCOMES)}) as pending,
+            {_by_outcome(ENDED_UNDELIVERED)},
             count(*) filter (where m.outcome = 'overdue') as overdue,
             count(*) filter (where m.lateness_ms < 0) as early,
             least(min(m.scheduled), min(m.delivered)) as since,
@@ -57,7 +57,7 @@ def headline(messages: str) -> str:
         from {messages} as m"""
 
 
-def lost(messages: str, before: datetime) -> str:
+def lost_count(messages: str, before: datetime) -> str:
     """The number of overdue messages that were due before a time, in one row: ``lost``."""
     return f"select count(*) as lost from {messages} where outcome = 'overdue' and due < {to_microseconds(before)}"
 
@@ -73,11 +73,11 @@ def flow(messages: str, first: datetime, width: timedelta) -> str:
 
 
 def lateness(messages: str) -> str:
-    """Delivered messages by lateness: ``step``, the number of a range, and ``count``.
+    """Delivered messages by lateness: ``bin``, the number of a range, and ``count``.
 
-    Step n begins at 10 ** (n / :data:`STEPS`) ms; step -1 is lateness below 1 ms.
+    Bin n begins at 10 ** (n / :data:`BINS_PER_DECADE`) ms; bin -1 is lateness below 1 ms.
     """
-    return f"select {_STEP} as step, count(*) as count from {messages} where lateness_ms is not null group by {_STEP}"
+    return f"select {_BIN} as bin, count(*) as count from {messages} where lateness_ms is not null group by {_BIN}"
 
 
 def targets(messages: str, limit: int) -> str:
@@ -88,7 +88,7 @@ def targets(messages: str, limit: int) -> str:
             select
                 m.target,
                 count(*) as scheduled,
-                count(*) filter (where {_is_in("m.outcome", (*WAITING, *ENDED), "not in")}) as delivered,
+                count(*) filter (where {_DELIVERED}) as delivered,
                 count(*) filter (where m.outcome = 'overdue') as overdue
             from {messages} as m group by m.target
         ) as counted
@@ -102,7 +102,7 @@ def types(messages: str, limit: int) -> str:
         group by m.type order by count(*) desc, m.type limit {limit}"""
 
 
-def numbered(messages: str) -> str:
+def with_filter_numbers(messages: str) -> str:
     """Messages with ``target_number`` and ``type_number``: positions in the lists, from 1; 0 for what is not listed.
 
     The lists are the parameters ``targets`` and ``types``.
@@ -114,10 +114,10 @@ def numbered(messages: str) -> str:
         from {messages} as m"""
 
 
-def parts(numbered: str, *, flow: tuple[datetime, timedelta], due: tuple[datetime, timedelta]) -> str:
+def counts_by_filter(numbered: str, *, flow: tuple[datetime, timedelta], due: tuple[datetime, timedelta]) -> str:
     """Messages by ``target_number`` and ``type_number``: ``part``, ``number``, ``count`` and ``overdue``.
 
-    The part is ``scheduled`` or ``delivered`` with the number of a span of *flow*, ``late`` with the number of a step,
+    The part is ``scheduled`` or ``delivered`` with the number of a span of *flow*, ``late`` with the number of a bin,
     or ``pending`` with the number of a span of *due*.
 
     Args:
@@ -133,8 +133,8 @@ def parts(numbered: str, *, flow: tuple[datetime, timedelta], due: tuple[datetim
         for part, condition, number in (
             ("scheduled", "scheduled is not null", _span("scheduled", *flow)),
             ("delivered", "delivered is not null", _span("delivered", *flow)),
-            ("late", "lateness_ms is not null", _STEP),
-            ("pending", f"{_is_in('outcome', WAITING)} and due is not null", _span("due", *due)),
+            ("late", "lateness_ms is not null", _BIN),
+            ("pending", f"{_is_in('outcome', PENDING_OUTCOMES)} and due is not null", _span("due", *due)),
         )
     )
 
@@ -143,11 +143,11 @@ def percentiles(numbered: str, first: datetime, width: timedelta) -> str:
     """Percentiles of lateness for each choice of a target, a type, both or none, in each span and in all spans.
 
     The columns are ``target_number`` and ``type_number``, with 0 for a choice without one, ``span``, which is
-    :data:`ALL` for all spans, ``p50``, ``p95``, ``p99`` and ``max``. A percentile is the smallest lateness that at
-    least this share of the messages does not exceed. Messages of equal lateness are counted first, so that few rows
+    :data:`ALL_SPANS` for all spans, ``p50``, ``p95``, ``p99`` and ``max``. A percentile is the smallest lateness that
+    at least this share of the messages does not exceed. Messages of equal lateness are counted first, so that few rows
     are sorted.
     """
-    shares = ", ".join(f"min(case when upto * 100 >= total * {one} then late end) as p{one}" for one in _SHARES)
+    shares = ", ".join(f"min(case when upto * 100 >= total * {one} then late end) as p{one}" for one in _PERCENTS)
     group = "target_number, type_number, span"
     return f"""
         select {group}, {shares}, max(late) as max
@@ -163,7 +163,7 @@ def percentiles(numbered: str, first: datetime, width: timedelta) -> str:
                     select
                         n.target_number * c.by_target as target_number,
                         n.type_number * c.by_type as type_number,
-                        case when c.by_span = 1 then n.span else {ALL} end as span,
+                        case when c.by_span = 1 then n.span else {ALL_SPANS} end as span,
                         n.late,
                         n.number
                     from (
@@ -175,7 +175,7 @@ def percentiles(numbered: str, first: datetime, width: timedelta) -> str:
                         ) as measured
                         group by {group}, late
                     ) as n
-                    cross join (values {_CHOICES}) as c(by_target, by_type, by_span)
+                    cross join (values {_GROUPINGS}) as c(by_target, by_type, by_span)
                     where (c.by_target = 0 or n.target_number > 0)
                         and (c.by_type = 0 or n.type_number > 0)
                         and (c.by_span = 0 or n.span >= 0)
@@ -186,7 +186,7 @@ def percentiles(numbered: str, first: datetime, width: timedelta) -> str:
         group by {group}"""
 
 
-def oldest(numbered: str, limit: int) -> str:
+def oldest_overdue(numbered: str, limit: int) -> str:
     """The first *limit* overdue messages by due time, for each ``target_number`` and ``type_number``."""
     return f"""
         select target_number, type_number, message_id, target, type, due
@@ -255,7 +255,7 @@ def pending_spans(pending: str, first: datetime, width: timedelta) -> str:
         group by target, span"""
 
 
-def both(some: str, more: str) -> str:
+def union_all(some: str, more: str) -> str:
     """The rows of two tables with the same columns."""
     return f"select * from {some} union all select * from {more}"
 
@@ -266,7 +266,7 @@ def failures(table: str) -> str:
         select sum(f.count) as total, count(*) as groups, count(f.last_seen) as timed from {table} as f"""
 
 
-def failure_limits(table: str) -> str:
+def failure_time_bounds(table: str) -> str:
     """The ``time`` of the first and of the last failure of each group."""
     return f"select first_seen as time from {table} union all select last_seen as time from {table}"
 
@@ -288,7 +288,7 @@ def failure_times(failed: str, first: datetime, width: timedelta) -> str:
     return f"""
         select group_name, endpoint, span, count(*) as count, max(case when place = 1 then text end) as text
         from (
-            select group_name, endpoint, span, left(text, {_TEXT}) as text, row_number() over (
+            select group_name, endpoint, span, left(text, {_MAX_TEXT}) as text, row_number() over (
                 partition by group_name, endpoint, span order by ended desc, text desc nulls last
             ) as place
             from (
@@ -324,14 +324,14 @@ def schedule_targets(occurrences: str, pending: str) -> str:
         order by {" + ".join((*OUTCOMES, "pending"))} desc, target"""
 
 
-def no_occurrences(pending: str) -> str:
+def empty_occurrences(pending: str) -> str:
     """An empty table of occurrences."""
     return (
         f"select target, due_hour as due, '' as outcome, cast(null as double) as lateness_ms from {pending} where 1 = 0"
     )
 
 
-def due_times(occurrences: str) -> str:
+def occurrence_due_times(occurrences: str) -> str:
     """The ``time`` of each due hour of ended occurrences, for :func:`time_range`."""
     return f"select distinct due - {_remainder('due', _HOUR)} as time from {occurrences}"
 
@@ -365,8 +365,9 @@ def _remainder(value: str, divisor: int) -> str:
     return f"(({value} % {divisor} + {divisor}) % {divisor})"
 
 
-_STEP: Final = (
-    f"case when lateness_ms < 1 then -1 else cast(floor(log10(greatest(lateness_ms, 1)) * {STEPS}) as int) end"
+_BIN: Final = (
+    "case when lateness_ms < 1 then -1 "
+    f"else cast(floor(log10(greatest(lateness_ms, 1)) * {BINS_PER_DECADE}) as int) end"
 )
 
 
@@ -376,3 +377,6 @@ def _is_in(column: str, names: Sequence[str], operator: str = "in") -> str:
 
 def _by_outcome(outcomes: Sequence[str], table: str = "m") -> str:
     return ", ".join(f"count(*) filter (where {table}.outcome = '{name}') as {name}" for name in outcomes)
+
+
+_DELIVERED: Final = _is_in("m.outcome", (*PENDING_OUTCOMES, *ENDED_UNDELIVERED), "not in")
