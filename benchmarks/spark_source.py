@@ -24,7 +24,7 @@ import bide
 import bide.spark
 from benchmarks.suite.machine import busy_cores, describe, source
 from bide.local_broker import LocalBroker
-from bide.spark.batches import Batches
+from bide.spark.batches import RecordBatchBuilder
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
 from bide.streams.log import Address, StreamLogs
 from bide.streams.range_reader import OffsetRange, read_range
@@ -47,7 +47,7 @@ def decoding(address: Address) -> float:
     """Microseconds of processor time a message, from the socket to record batches, in one process."""
     with StreamLogs(address) as logs:
         wanted = OffsetRange(stream=STREAM, start=0, end=logs.end(STREAM))
-    batches = Batches(
+    batches = RecordBatchBuilder(
         arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), STREAM, raw=False
     )
     begun = time.process_time()

@@ -13,14 +13,14 @@ import pytest
 import bide
 from bide.errors import BulkPublishError
 from bide.spark.options import Options
-from bide.spark.rows import Rows
-from bide.spark.sending import SinkPlace, send
+from bide.spark.rows import RowConverter
+from bide.spark.sending import WriteTask, send
 from bide.spark.sink_settings import SinkSettings
 
 ROWS = 30_000
 
 
-class DeletingRows(Rows):
+class DeletingRows(RowConverter):
     """Rows that delete their queue when a thousand of them are sent."""
 
     url = ""
@@ -48,7 +48,7 @@ def test_a_queue_deleted_in_mid_write_is_named_at_once(vhost_url: str) -> None:
             iter([batch] * (ROWS // 10_000)),
             rows,
             settings,
-            SinkPlace(run="r", partition=0),
+            WriteTask(run="r", partition=0),
             file="f",
             begun=datetime.now(UTC),
         )

@@ -16,8 +16,8 @@ import pytest
 import bide
 from bide.errors import InvalidRowError
 from bide.schedules.names import ScheduleNames, partition_of
-from bide.spark.rows import Rows
-from bide.spark.sending import Sent, SinkPlace, send
+from bide.spark.rows import RowConverter
+from bide.spark.sending import TaskResult, WriteTask, send
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.schedule_log import gating
 from tests.polling import wait_until
@@ -194,14 +194,14 @@ def rows_of(*keys: str | None) -> pa.RecordBatch:
 def test_rows_that_are_left_out_the_second_time_change_no_id(vhost: Vhost, tmp_path: Path) -> None:
     """In a repeated micro-batch, more rows are overdue."""
     settings = SinkSettings.make(vhost.url, infrastructure=bide.Clock(), constants={"to": "q"}, past="drop")
-    rows = Rows(("value", "key", "deliver_at"), settings.constants, settings.infrastructure)
+    rows = RowConverter(("value", "key", "deliver_at"), settings.constants, settings.infrastructure)
     dues = [DUE - timedelta(minutes=number) for number in range(2_000)]
     batch = rows_of(*(f"k{number}" for number in range(2_000))).append_column(
         "deliver_at", pa.array(dues, pa.timestamp("us", "UTC"))
     )
 
-    def attempt(begun: datetime) -> Sent:
-        return send(iter([batch]), rows, settings, SinkPlace(run="w", partition=0), file="x", begun=begun)
+    def attempt(begun: datetime) -> TaskResult:
+        return send(iter([batch]), rows, settings, WriteTask(run="w", partition=0), file="x", begun=begun)
 
     assert attempt(datetime.now(UTC)).confirmed == 2_000
 
@@ -220,10 +220,10 @@ def test_other_rows_of_a_repeated_task_are_scheduled(vhost: Vhost, tmp_path: Pat
     """They must not be taken for the rows that were at their place before."""
     constants = {"to": "q", "deliver_at": DUE}
     settings = SinkSettings.make(vhost.url, infrastructure=bide.Clock(), constants=constants)
-    rows = Rows(("value", "key"), constants, settings.infrastructure)
+    rows = RowConverter(("value", "key"), constants, settings.infrastructure)
     other = next(f"d{number}" for number in range(1_000) if partition_of(f"d{number}") == partition_of("a"))
     for keys in (("a", "b", "c"), (other, "b", "c")):
-        send(iter([rows_of(*keys)]), rows, settings, SinkPlace(run="w", partition=0), file="x", begun=datetime.now(UTC))
+        send(iter([rows_of(*keys)]), rows, settings, WriteTask(run="w", partition=0), file="x", begun=datetime.now(UTC))
     assert with_gate(vhost.url, tmp_path / "gate", versions).keys() == {"a", "b", "c", other}
 
 

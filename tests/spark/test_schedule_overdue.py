@@ -18,7 +18,7 @@ from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.progress import head_for
 from bide.pipelines.schedule.run import survey
 from bide.spark.options import Options
-from bide.spark.sink import TableWriter, TaskSent
+from bide.spark.sink import TableWriter, TaskCommitMessage
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.spark.receiving import drain, new_queue, rest
@@ -188,9 +188,9 @@ def test_the_sink_logs_the_number_of_overdue_rows(spark: SparkSession, caplog: p
     options = {"url": "amqp://localhost:1", "queue": "orders", "past": "drop"}
     table = TableWriter(options, {}, frame_of(spark).schema, overwrite=False)
     first = datetime(2026, 1, 1, tzinfo=UTC)
-    one = TaskSent(confirmed=4, dropped=2, overdue=2, first=first, last=first + timedelta(days=1))
+    one = TaskCommitMessage(confirmed=4, dropped=2, overdue=2, first=first, last=first + timedelta(days=1))
     with caplog.at_level(logging.WARNING):
-        table.commit([one, TaskSent(confirmed=3), replace(one, overdue=1, last=first)])
+        table.commit([one, TaskCommitMessage(confirmed=3), replace(one, overdue=1, last=first)])
     assert "3 rows were due more than 5 min before this write began, from 2026-01-01 00:00:00+00:00 to 2026-01-02" in (
         caplog.text
     )

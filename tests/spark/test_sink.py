@@ -18,8 +18,8 @@ import bide
 from bide.errors import BulkPublishError
 from bide.spark import sending
 from bide.spark.options import Options
-from bide.spark.rows import Rows
-from bide.spark.sending import SinkPlace, send
+from bide.spark.rows import RowConverter
+from bide.spark.sending import WriteTask, send
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import clock_url
 from tests.spark.receiving import drain, new_queue, rest
@@ -233,15 +233,15 @@ def test_a_task_publishes_in_chunks_of_rows_or_bytes(
     clock_url: str, queue: str, monkeypatch: pytest.MonkeyPatch, rows: int, size: int
 ) -> None:
     """It settles then, and so fails before it has published the rest."""
-    monkeypatch.setattr(sending, "CHUNK", rows)
-    monkeypatch.setattr(sending, "CHUNK_BYTES", size)
+    monkeypatch.setattr(sending, "MAX_UNCONFIRMED_ROWS", rows)
+    monkeypatch.setattr(sending, "MAX_UNCONFIRMED_BYTES", size)
     settings = SinkSettings.read(Options({"url": clock_url, "idPrefix": "p"}), {})
     columns = ("value", "queue")
     batches = [
         pa.RecordBatch.from_pydict({"value": [str(number) * 150], "queue": ["nowhere" if number == 3 else queue]})
         for number in range(7)
     ]
-    reader, place = Rows(columns, {}, settings.infrastructure), SinkPlace(run="p", partition=0)
+    reader, place = RowConverter(columns, {}, settings.infrastructure), WriteTask(run="p", partition=0)
     with pytest.raises(BulkPublishError, match="1 of the last 2 messages were not confirmed"):
         send(iter(batches), reader, settings, place, file="f", begun=datetime.now(UTC))
     assert [one.body[:1] for one in drain(clock_url, queue, 3)] == [b"0", b"1", b"2"]

@@ -13,7 +13,7 @@ from bide.delay.by_name import LAYOUTS
 from bide.durations import parse_delay
 from bide.spark.options import Options
 from bide.spark.sink_columns import COLUMNS
-from bide.spark.sink_settings import KNOWN, SinkSettings
+from bide.spark.sink_settings import SINK_OPTIONS, SinkSettings
 from bide.streams.amqp10 import decode
 from bide.streams.log import Address
 from tests import stream_contents
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PAGE = (Path(__file__).parents[2] / "docs" / "spark-sink.md").read_text()
-OF_COLUMNS = KNOWN & set(COLUMNS)
+OF_COLUMNS = SINK_OPTIONS & set(COLUMNS)
 """Options that replace columns."""
 
 
@@ -52,7 +52,7 @@ def test_every_option_is_documented() -> None:
     replacing = re.search(r"An option with the name of a column replaces that column[^:]*:(.*?)\.", PAGE, re.DOTALL)
     assert replacing
     assert sorted(names(replacing[1])) == sorted(OF_COLUMNS)
-    assert sorted(name for cells in table("Options") for name in names(cells[0])) == sorted(KNOWN - OF_COLUMNS)
+    assert sorted(name for cells in table("Options") for name in names(cells[0])) == sorted(SINK_OPTIONS - OF_COLUMNS)
 
 
 def test_the_documented_defaults_are_used() -> None:

@@ -20,8 +20,8 @@ import pytest
 from bide.errors import InvalidRowError, TargetNotFoundError
 from bide.spark import stream_sending
 from bide.spark.options import Options
-from bide.spark.rows import Rows
-from bide.spark.sending import SinkPlace
+from bide.spark.rows import RowConverter
+from bide.spark.sending import WriteTask
 from bide.spark.sink_settings import SinkSettings
 from bide.spark.stream_sending import send_once
 from bide.streams import frames
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 ROWS = 3_000
 SMALL_FRAME = 50
 PUBLISH_KEY = frames.PUBLISH.to_bytes(2)
-PLACE = SinkPlace(run="copy", partition=0)
+PLACE = WriteTask(run="copy", partition=0)
 
 
 def patient(url: str) -> str:
@@ -67,10 +67,10 @@ def table(ids: list[Any], values: list[str] | None = None) -> pa.RecordBatch:
     return pa.record_batch([pa.array(texts), pa.array(ids)], names=["value", "publishing_id"])
 
 
-def attempt(options: dict[str, str], *batches: pa.RecordBatch, place: SinkPlace = PLACE) -> int:
+def attempt(options: dict[str, str], *batches: pa.RecordBatch, place: WriteTask = PLACE) -> int:
     """One attempt at a task; returns the number of confirmed rows."""
     settings = SinkSettings.read(Options(options), {})
-    rows = Rows(("value",), settings.constants, settings.infrastructure, bide_headers=settings.bide_headers)
+    rows = RowConverter(("value",), settings.constants, settings.infrastructure, bide_headers=settings.bide_headers)
     return send_once(iter(batches), rows, settings, place).confirmed
 
 
@@ -163,7 +163,7 @@ def test_an_attempt_with_other_rows_fails_and_publishes_nothing(address: Address
         with pytest.raises(InvalidRowError, match=r"at partition 0 of a write published 2 of its rows"):
             attempt(options, table(ids))
     assert stream_contents.bodies(address, "s") == ["row 2", "row 4"]
-    assert attempt({**options, "producerName": "copy"}, table([7]), place=SinkPlace(run="another", partition=0)) == 1
+    assert attempt({**options, "producerName": "copy"}, table([7]), place=WriteTask(run="another", partition=0)) == 1
 
 
 def test_an_attempt_without_rows_fails_if_another_had_some(address: Address, options: dict[str, str]) -> None:
@@ -172,7 +172,7 @@ def test_an_attempt_without_rows_fails_if_another_had_some(address: Address, opt
     for batches in ((), (table([1]).slice(0, 0),)):
         with pytest.raises(InvalidRowError, match=r"at partition 0 of a write published 2 of its rows"):
             attempt(options, *batches)
-    assert attempt(options, place=SinkPlace(run="copy", partition=1)) == 0
+    assert attempt(options, place=WriteTask(run="copy", partition=1)) == 0
     assert stream_contents.bodies(address, "s") == ["row 1", "row 2"]
 
 
@@ -264,9 +264,9 @@ def test_the_largest_message_fits(address: Address, options: dict[str, str]) -> 
 
 
 def test_many_partitions_are_refused(address: Address, options: dict[str, str]) -> None:
-    assert attempt(options, table([1]), place=SinkPlace(run="copy", partition=199)) == 1
+    assert attempt(options, table([1]), place=WriteTask(run="copy", partition=199)) == 1
     with pytest.raises(InvalidRowError, match=r"write df\.coalesce\(200\)"):
-        attempt(options, table([1]), place=SinkPlace(run="copy", partition=200))
+        attempt(options, table([1]), place=WriteTask(run="copy", partition=200))
 
 
 def test_an_empty_task_needs_no_stream(options: dict[str, str]) -> None:

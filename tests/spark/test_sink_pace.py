@@ -12,8 +12,8 @@ import pytest
 
 from bide.errors import BulkPublishError
 from bide.spark.options import Options
-from bide.spark.rows import Rows
-from bide.spark.sending import SinkPlace, send
+from bide.spark.rows import RowConverter
+from bide.spark.sending import WriteTask, send
 from bide.spark.sink_settings import SinkSettings
 from tests.spark.receiving import drain, new_queue
 
@@ -23,10 +23,10 @@ ROWS = 200
 def attempt(url: str, *queues: str, **options: str) -> int:
     """One attempt at a task with rows for these queues in turn; returns the number of confirmed rows."""
     settings = SinkSettings.read(Options({"url": url, **options}), {})
-    rows = Rows(("value", "queue"), settings.constants, settings.infrastructure)
+    rows = RowConverter(("value", "queue"), settings.constants, settings.infrastructure)
     names = [queues[number % len(queues)] for number in range(ROWS)]
     batch = pa.record_batch([pa.array([str(number) for number in range(ROWS)]), pa.array(names)], ["value", "queue"])
-    place = SinkPlace(run="w", partition=0)
+    place = WriteTask(run="w", partition=0)
     return send(iter([batch]), rows, settings, place, file="part", begun=datetime.now(UTC)).confirmed
 
 

@@ -12,7 +12,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS
-from bide.spark.read_options import KNOWN
+from bide.spark.read_options import SOURCE_OPTIONS
 from tests.spark.receiving import drain
 from tests.support import Vhost, stream_port
 
@@ -70,6 +70,6 @@ def test_a_view_reads_a_stream_and_a_table_names_it(spark: SparkSession, vhost: 
 
 def test_every_option_and_column_is_documented() -> None:
     options, _, queues = PAGE.partition("## Queues")
-    assert KNOWN - set(re.findall(r"`(\w+)`", PAGE)) == {"mode"}  # which is only a reference
+    assert SOURCE_OPTIONS - set(re.findall(r"`(\w+)`", PAGE)) == {"mode"}  # which is only a reference
     assert set(STREAM_COLUMNS) <= set(re.findall(r"`(\w+)`", options))
     assert set(QUEUE_COLUMNS) <= set(re.findall(r"`(\w+)`", queues))

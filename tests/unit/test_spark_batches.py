@@ -19,7 +19,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from bide.errors import UndecodableMessageError
 from bide.spark import batches
-from bide.spark.batches import Batches, decompress
+from bide.spark.batches import RecordBatchBuilder, decompress
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
 from bide.spark.stream_rows import text_of
 from bide.spark.typed_headers import headers_from_json
@@ -38,7 +38,7 @@ def chunk(messages: list[bytes], first: int = 100) -> Chunk:
 
 def read(*messages: bytes, headers: bool = True, raw: bool = False) -> list[dict[str, Any]]:
     columns = table_schema(STREAM_COLUMNS, include_headers=headers, undecodable=raw)
-    made = Batches(arrow_schema(columns, STREAM_COLUMNS), "s", raw=raw)
+    made = RecordBatchBuilder(arrow_schema(columns, STREAM_COLUMNS), "s", raw=raw)
     assert list(made.add(chunk(list(messages)), 0, len(messages))) == []
     rows: list[dict[str, Any]] = made.take().to_pylist()
     return rows
@@ -92,7 +92,7 @@ def test_a_column_read_alone_has_the_value_that_it_has_beside_others(stored: byt
     schema = arrow_schema(table_schema(STREAM_COLUMNS, include_headers=True, headers_as_json=True), STREAM_COLUMNS)
     found = []
     for one in (schema, pa.schema([schema.field(name)])):
-        made = Batches(one, "s", raw=False)
+        made = RecordBatchBuilder(one, "s", raw=False)
         assert list(made.add(chunk([stored]), 0, 1)) == []
         found.append(made.take().column(name).to_pylist())
     assert found[0] == found[1]
@@ -101,7 +101,7 @@ def test_a_column_read_alone_has_the_value_that_it_has_beside_others(stored: byt
 
 @pytest.mark.parametrize("stored", [FROM_3_10, FROM_4_3])
 def test_headers_as_json_keep_their_types(stored: bytes) -> None:
-    made = Batches(pa.schema([("headers_json", pa.string())]), "s", raw=False)
+    made = RecordBatchBuilder(pa.schema([("headers_json", pa.string())]), "s", raw=False)
     assert list(made.add(chunk([stored]), 0, 1)) == []
     (text,) = made.take().column("headers_json").to_pylist()
     found = headers_from_json(text)
@@ -121,7 +121,7 @@ def test_impossible_priorities_and_expirations_are_null() -> None:
 @pytest.mark.parametrize("stored", [FROM_3_10, FROM_4_3])
 def test_the_type_is_read_without_the_headers_column(stored: bytes) -> None:
     schema = StructType([StructField("type", StringType())])
-    made = Batches(arrow_schema(schema, STREAM_COLUMNS), "s", raw=False)
+    made = RecordBatchBuilder(arrow_schema(schema, STREAM_COLUMNS), "s", raw=False)
     assert list(made.add(chunk([stored, message({"bide-due": 1})]), 0, 2)) == []
     assert made.take().to_pylist() == [{"type": "T"}, {"type": None}]
 
@@ -178,7 +178,7 @@ def test_batches_are_bounded_and_complete(sizes: list[int], rows: int, most_byte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(batches, "MAX_ROWS", rows)
         patch.setattr(batches, "MAX_BYTES", most_bytes)
-        made = Batches(
+        made = RecordBatchBuilder(
             arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False
         )
         found: list[pa.RecordBatch] = []
@@ -195,7 +195,9 @@ def test_batches_are_bounded_and_complete(sizes: list[int], rows: int, most_byte
 
 
 def test_a_part_of_a_chunk_can_be_read() -> None:
-    made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False)
+    made = RecordBatchBuilder(
+        arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False
+    )
     assert list(made.add(chunk([message(body=b"%d" % number) for number in range(9)]), 3, 5)) == []
     assert [(row["offset"], row["value"]) for row in made.take().to_pylist()] == [(103, b"3"), (104, b"4")]
 
@@ -275,8 +277,8 @@ def test_an_unsupported_compression_is_an_error_or_one_raw_row() -> None:
     two = batch([message(), message()], compression=2)
     packed = Chunk.read(chunk_of([entry(message()), two, entry(message(body=b"after"))], count=4), 0)
     with pytest.raises(UndecodableMessageError, match=r"at offset 101 of stream 's' .* snappy, .* undecodable=raw"):
-        list(Batches(schema, "s", raw=False).add(packed, 0, 4))
-    made = Batches(schema, "s", raw=True)
+        list(RecordBatchBuilder(schema, "s", raw=False).add(packed, 0, 4))
+    made = RecordBatchBuilder(schema, "s", raw=True)
     assert list(made.add(packed, 0, 4)) == []
     rows = made.take().to_pylist()
     assert [(row["offset"], row["value"]) for row in rows] == [(100, b"body"), (101, two), (103, b"after")]
@@ -348,7 +350,9 @@ def pa_default(pool: pa.MemoryPool) -> Iterator[None]:
 def test_large_messages_of_one_compressed_batch_are_split_into_tables() -> None:
     """The bound of a table counts what messages have, not what their chunk has."""
     body = section(0x75, encode(bytes(100_000)))
-    made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False)
+    made = RecordBatchBuilder(
+        arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False
+    )
     packed = Chunk.read(chunk_of([batch([body] * 500, compression=1)], count=500), 0)
     found = list(made.add(packed, 0, 500))
     assert sum(one.num_rows for one in found) + made.rows == 500
@@ -358,7 +362,9 @@ def test_large_messages_of_one_compressed_batch_are_split_into_tables() -> None:
 
 def test_large_annotations_are_not_cached() -> None:
     """Each of them different, and large."""
-    made = Batches(arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False)
+    made = RecordBatchBuilder(
+        arrow_schema(table_schema(STREAM_COLUMNS, include_headers=False), STREAM_COLUMNS), "s", raw=False
+    )
     for number in range(50):
         annotations = section(0x72, encode({"x-a": f"{number}" + "a" * 2_000}))
         list(made.add(chunk([annotations + message()]), 0, 1))

@@ -7,13 +7,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, LongType, StringType, StructField, StructType
 
 from bide.errors import InvalidOptionError
-from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, Columns, arrow_schema, table_schema
+from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, ColumnTypes, arrow_schema, table_schema
 from bide.spark.datasource import RabbitMQDataSource
 
 
 @pytest.mark.parametrize("columns", [STREAM_COLUMNS, QUEUE_COLUMNS], ids=["stream", "queue"])
 @pytest.mark.parametrize("include_headers", [False, True])
-def test_the_arrow_schema_equals_that_of_spark(columns: Columns, include_headers: bool) -> None:
+def test_the_arrow_schema_equals_that_of_spark(columns: ColumnTypes, include_headers: bool) -> None:
     schema = table_schema(columns, include_headers=include_headers)
     assert arrow_schema(schema, columns).equals(to_arrow_schema(schema, timezone="UTC"))
     assert ("headers" in schema.fieldNames()) == include_headers

@@ -20,7 +20,7 @@ from pyspark.sql.types import (
 )
 
 from bide.delay.clock import Clock
-from bide.spark.rows import Rows
+from bide.spark.rows import RowConverter
 from bide.spark.sink import batches_of
 
 COLUMNS = ("value", "deliver_at", "headers", "priority", "expiration")
@@ -43,7 +43,7 @@ def test_rows_and_record_batches_become_the_same_messages() -> None:
         Row(value=b"b", deliver_at=None, headers=None, priority=None, expiration=None),
     ]
     (batch,) = batches_of(iter(rows), schema)
-    outgoing = list(Rows(COLUMNS, {"to": "q"}, Clock()).messages(batch, [0, 1], run="r"))
+    outgoing = list(RowConverter(COLUMNS, {"to": "q"}, Clock()).messages(batch, [0, 1], run="r"))
     first, second = outgoing
     assert (first.body, first.deliver_at, first.headers, first.priority) == (b"a", due, {"k": "v"}, 5)
     assert first.expiration == timedelta(hours=1)
@@ -70,7 +70,7 @@ def test_times_in_headers_are_read_in_the_zone_of_the_worker(is_map: bool) -> No
     schema = StructType().add("value", StringType()).add("headers", kind)
     headers = {"seen": local} if is_map else [Row(key="seen", value=local)]
     (batch,) = batches_of(iter([Row(value="a", headers=headers)]), schema)
-    (message,) = Rows(("value", "headers"), {"to": "q"}, Clock()).messages(batch, [0], run="r")
+    (message,) = RowConverter(("value", "headers"), {"to": "q"}, Clock()).messages(batch, [0], run="r")
     assert message.headers == {"seen": seen}
 
 
@@ -78,5 +78,5 @@ def test_headers_can_be_structs_of_key_and_value() -> None:
     header = StructType().add("key", StringType()).add("value", BinaryType())
     schema = StructType().add("value", StringType()).add("headers", ArrayType(header))
     (batch,) = batches_of(iter([Row(value="a", headers=[Row(key="k", value=b"v")])]), schema)
-    (message,) = Rows(("value", "headers"), {"to": "q"}, Clock()).messages(batch, [0], run="r")
+    (message,) = RowConverter(("value", "headers"), {"to": "q"}, Clock()).messages(batch, [0], run="r")
     assert message.headers == {"k": b"v"}

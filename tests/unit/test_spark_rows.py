@@ -21,7 +21,7 @@ from bide.schedules.encoding import encode
 from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.spark.header_values import BIDE_HEADERS
-from bide.spark.rows import REQUEST, Rows
+from bide.spark.rows import REQUEST_COLUMN, RowConverter
 from tests.examples import examples
 
 NOW = datetime(2026, 11, 21, 6, tzinfo=UTC)
@@ -126,7 +126,7 @@ def test_rows_without_a_problem_are_accepted_by_the_publisher(batch: pa.RecordBa
         columns = tuple(name for name in columns if name != "routing_key")
     if not constants and not {"queue", "exchange"} & set(columns):
         return
-    rows = Rows(columns, constants, CLOCK)
+    rows = RowConverter(columns, constants, CLOCK)
     problems = rows.problems(batch, NOW)
     assert all(problems.values())
     good = batch.filter(pa.array([index not in problems for index in range(len(batch))], pa.bool_()))
@@ -138,11 +138,11 @@ def test_rows_without_a_problem_are_accepted_by_the_publisher(batch: pa.RecordBa
             _send_one(rows, batch.slice(place, 1))
 
 
-def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
+def _send_one(rows: RowConverter, batch: pa.RecordBatch) -> None:
     """Send a row whatever is wrong with it; a null, an empty id, or two due times, is wrong to the sink alone."""
     if batch.column("value")[0].as_py() is None:
         raise InvalidInputError("no value")
-    if rows.is_keyed and rows.with_requests(batch, run="r", first=0).column(REQUEST)[0].as_py() is None:
+    if rows.is_keyed and rows.with_requests(batch, run="r", first=0).column(REQUEST_COLUMN)[0].as_py() is None:
         raise InvalidInputError("no key")
     if "message_id" in batch.schema.names and batch.column("message_id")[0].as_py() == "":
         raise InvalidInputError("an empty id")
@@ -154,7 +154,7 @@ def _send_one(rows: Rows, batch: pa.RecordBatch) -> None:
         _encode(message)
 
 
-def messages_of(rows: Rows, batch: pa.RecordBatch, *, run: str) -> Iterator[OutgoingMessage | OutgoingSchedule]:
+def messages_of(rows: RowConverter, batch: pa.RecordBatch, *, run: str) -> Iterator[OutgoingMessage | OutgoingSchedule]:
     if rows.is_keyed:
         batch = rows.with_requests(batch, run=run, first=0)
     return rows.messages(batch, list(range(len(batch))), run=run)
@@ -174,7 +174,7 @@ def batch_of(**columns: Any) -> pa.RecordBatch:
 
 
 def ids(batch: pa.RecordBatch, *, run: str = "q-0-1", **constants: Any) -> list[str | None]:
-    rows = Rows(tuple(batch.schema.names), {"to": "q", **constants}, CLOCK)
+    rows = RowConverter(tuple(batch.schema.names), {"to": "q", **constants}, CLOCK)
     return [one.message_id for one in rows.messages(batch, list(range(len(batch))), run=run)]
 
 
@@ -199,7 +199,7 @@ def test_a_row_for_another_target_gets_another_id() -> None:
 def test_an_empty_message_id_is_a_problem() -> None:
     """Deduplication would treat all messages with this id as one."""
     batch = batch_of(value=["a", "b"], message_id=["mine", ""])
-    found = Rows(tuple(batch.schema.names), {"to": "q"}, CLOCK).problems(batch, NOW)
+    found = RowConverter(tuple(batch.schema.names), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert found == {1: "the column message_id is empty: give an id, or null to have one generated"}
 
 
@@ -215,7 +215,7 @@ def test_headers_can_be_structs_of_key_and_value() -> None:
         [[{"key": "a", "value": b"1"}], None], pa.list_(pa.struct({"key": pa.string(), "value": pa.binary()}))
     )
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), headers], names=["value", "headers"])
-    rows = Rows(("value", "headers"), {"to": "q"}, CLOCK)
+    rows = RowConverter(("value", "headers"), {"to": "q"}, CLOCK)
     assert rows.problems(batch, NOW) == {}
     assert [one.headers for one in rows.messages(batch, [0, 1], run="r")] == [{"a": b"1"}, None]
 
@@ -235,7 +235,7 @@ def test_invalid_headers_are_a_problem(pairs: list[tuple[str | None, bytes] | No
     structs = [None if pair is None else dict(zip(("key", "value"), pair, strict=True)) for pair in pairs]
     headers = pa.array([structs, []], pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])))
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y"]), headers], names=["value", "headers"])
-    rows = Rows(("value", "headers"), {"to": "q"}, CLOCK)
+    rows = RowConverter(("value", "headers"), {"to": "q"}, CLOCK)
     found = rows.problems(batch, NOW)
     assert [*found] == [0]
     assert found[0].startswith(expected)
@@ -247,7 +247,7 @@ def test_text_that_is_not_utf_8_is_a_problem_of_its_column_and_row(name: str) ->
     if name == "headers":
         column = pa.MapArray.from_arrays(pa.array([0, 1, 2, 3], pa.int32()), pa.array(["a", "b", "c"]), column)
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), column], names=["value", name])
-    found = Rows(("value", name), {} if name == "queue" else {"to": "q"}, CLOCK).problems(batch, NOW)
+    found = RowConverter(("value", name), {} if name == "queue" else {"to": "q"}, CLOCK).problems(batch, NOW)
     assert found == {
         1: f"the column {name} holds a value that cannot be sent: text that is not UTF-8: encode it as UTF-8"
     }
@@ -255,7 +255,7 @@ def test_text_that_is_not_utf_8_is_a_problem_of_its_column_and_row(name: str) ->
 
 def test_a_body_can_be_any_bytes() -> None:
     batch = pa.RecordBatch.from_arrays([array_of([NO_TEXT], pa.string())], names=["value"])
-    rows = Rows(("value",), {"to": "q"}, CLOCK)
+    rows = RowConverter(("value",), {"to": "q"}, CLOCK)
     assert rows.problems(batch, NOW) == {}
     assert [one.body for one in rows.messages(batch, [0], run="r")] == [NO_TEXT]
 
@@ -267,7 +267,7 @@ def test_headers_that_bide_has_set_are_refused_dropped_or_kept(name: str) -> Non
     batch = pa.record_batch([pa.array(["x"]), pa.array([value], kind)], ["value", name])
     found: dict[str, Any] = {}
     for choice in BIDE_HEADERS:
-        rows = Rows(("value", name), {"to": "q"}, CLOCK, bide_headers=choice)
+        rows = RowConverter(("value", name), {"to": "q"}, CLOCK, bide_headers=choice)
         if problems := rows.problems(batch, NOW):
             found[choice] = problems[0]
             continue
@@ -283,7 +283,7 @@ def test_headers_that_bide_has_set_are_refused_dropped_or_kept(name: str) -> Non
 def test_times_in_headers_outside_the_amqp_range_are_a_problem() -> None:
     headers = pa.array([[("seen", micros)] for micros in (0, -1_000_000, 2**62)], TIMES[0])
     batch = pa.RecordBatch.from_arrays([pa.array(["x", "y", "z"]), headers], names=["value", "headers"])
-    found = Rows(("value", "headers"), {"to": "q"}, CLOCK).problems(batch, NOW)
+    found = RowConverter(("value", "headers"), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert [*found] == [1, 2]
     assert found[1].startswith("the header 'seen' is 1970-01-01T08:59:59+09:00, but AMQP timestamps begin in")
     assert found[2] == (
@@ -294,19 +294,19 @@ def test_times_in_headers_outside_the_amqp_range_are_a_problem() -> None:
 
 def test_a_due_time_too_far_away_is_a_problem_of_its_column() -> None:
     batch = batch_of(value=["x"], deliver_at=[NOW + timedelta(days=100)])
-    found = Rows(("value", "deliver_at"), {"to": "q"}, CLOCK).problems(batch, NOW)
+    found = RowConverter(("value", "deliver_at"), {"to": "q"}, CLOCK).problems(batch, NOW)
     assert found[0].startswith("the column deliver_at: the delay 100 d 0:00:00 is longer than")
 
 
 def test_a_numeric_delay_is_milliseconds() -> None:
-    (message,) = Rows(("value", "delay"), {"to": "q"}, CLOCK).messages(
+    (message,) = RowConverter(("value", "delay"), {"to": "q"}, CLOCK).messages(
         batch_of(value=["a"], delay=[1500]), [0], run="r"
     )
     assert message.delay == timedelta(seconds=1.5)
 
 
-def keyed(**columns: Any) -> Rows:
-    return Rows(("value", "key", *columns), {"to": "q"}, CLOCK)
+def keyed(**columns: Any) -> RowConverter:
+    return RowConverter(("value", "key", *columns), {"to": "q"}, CLOCK)
 
 
 def test_rows_with_keys_are_schedules_that_wait_as_long_as_they_like() -> None:

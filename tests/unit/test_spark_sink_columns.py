@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 from bide.errors import InvalidColumnError, InvalidOptionError
 from bide.spark.options import Options
 from bide.spark.sink_columns import COLUMNS, columns_to_send
-from bide.spark.sink_settings import KNOWN, TARGETS, SinkSettings
+from bide.spark.sink_settings import SINK_OPTIONS, TARGET_OPTIONS, SinkSettings
 
 TEXT = StringType()
 TYPES: dict[str, DataType] = {
@@ -65,7 +65,7 @@ def test_all_columns_are_sent_in_the_order_of_the_table() -> None:
     assert sent(schema_of("Delay", "QUEUE", "value"), {}) == ("delay", "queue", "value")
 
 
-@pytest.mark.parametrize("name", sorted(KNOWN & set(COLUMNS) - set(TARGETS)))
+@pytest.mark.parametrize("name", sorted(SINK_OPTIONS & set(COLUMNS) - set(TARGET_OPTIONS)))
 def test_an_option_replaces_only_the_column_of_its_name(name: str) -> None:
     schema = every_column(but={"delay": "deliver_at", "deliver_at": "delay"}.get(name))
     found = sent(schema, {name: VALUES.get(name, "x")})
@@ -80,7 +80,7 @@ def test_an_option_replaces_only_the_column_of_its_name(name: str) -> None:
         ({"exchange": "shop", "routing_key": "order.created"}, {"queue", "exchange", "routing_key"}),
         # Rows that have an exchange take it; those that have a queue are refused one by one.
         ({"routing_key": "order.created"}, {"routing_key"}),
-        ({"QUEUE": "orders", "Priority": "7", "type": "Remind"}, {*TARGETS, "priority", "type"}),
+        ({"QUEUE": "orders", "Priority": "7", "type": "Remind"}, {*TARGET_OPTIONS, "priority", "type"}),
         ({"idPrefix": "p", "window": "10", "timeout": "5s", "declare": "false"}, set()),
     ],
     ids=lambda one: str(one) if isinstance(one, dict) else str(sorted(one)),  # a set has another order each time

@@ -18,7 +18,7 @@ def test_spooled_batches_are_returned_in_order_and_files_are_removed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_memory: int
 ) -> None:
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path},/nowhere")
-    monkeypatch.setattr(spool, "IN_MEMORY", in_memory)
+    monkeypatch.setattr(spool, "MAX_IN_MEMORY", in_memory)
     with Spool() as aside:
         for batch in BATCHES:
             aside.put(batch)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from bide.errors import UndecodableMessageError
-from bide.spark.stream_rows import Row, RowReader
+from bide.spark.stream_rows import MessageRow, RowReader
 from bide.streams.chunk import COMPRESSIONS, Chunk, Undecodable, decompress_gzip
 
 MAX_ROWS: Final = 10_000
@@ -44,7 +44,7 @@ def decompress(compression: int, data: bytes, length: int) -> bytes:
     return raw
 
 
-class Batches:
+class RecordBatchBuilder:
     """Converts the chunks of one stream into record batches with the columns of a schema.
 
     Args:
@@ -56,7 +56,7 @@ class Batches:
         self._stream = stream
         self._raw = raw
         self._reader = RowReader(set(schema.names))
-        self._rows: list[Row] = []
+        self._rows: list[MessageRow] = []
         self._offsets: list[int] = []
         self._timestamps: list[int] = []
         self._bytes = 0
@@ -87,13 +87,13 @@ class Batches:
                 yield self.take()
                 rows = self._rows
 
-    def _undecodable(self, data: bytes | Undecodable, offset: int, error: UndecodableMessageError) -> Row:
+    def _undecodable(self, data: bytes | Undecodable, offset: int, error: UndecodableMessageError) -> MessageRow:
         if not self._raw:
             raise UndecodableMessageError(
                 f"the message at offset {offset:,} of stream {self._stream!r} cannot be decoded: {error}. To read such "
                 "messages as raw bytes, set the option undecodable=raw"
             ) from error
-        return Row(data.data if isinstance(data, Undecodable) else data, undecodable=str(error))
+        return MessageRow(data.data if isinstance(data, Undecodable) else data, undecodable=str(error))
 
     @property
     def rows(self) -> int:
@@ -102,7 +102,7 @@ class Batches:
 
     def take(self) -> pa.RecordBatch:
         """Return the rows so far as a batch, and start a new one."""
-        columns: dict[str, Any] = dict(zip(Row._fields, zip(*self._rows, strict=True), strict=False))
+        columns: dict[str, Any] = dict(zip(MessageRow._fields, zip(*self._rows, strict=True), strict=False))
         columns["offset"] = self._offsets
         columns["timestamp"] = self._timestamps
         columns["stream"] = pa.repeat(self._stream, len(self._rows))

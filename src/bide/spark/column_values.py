@@ -15,8 +15,8 @@ from bide.durations import format_delay, from_microseconds, to_microseconds
 from bide.errors import InvalidInputError, InvalidRowError
 from bide.spark.header_values import headers_from_entries, headers_with_types, stored_headers
 
-EARLIEST: Final = to_microseconds(durations.EARLIEST)
-LATEST: Final = to_microseconds(durations.LATEST)
+EARLIEST_MICROSECONDS: Final = to_microseconds(durations.EARLIEST)
+LATEST_MICROSECONDS: Final = to_microseconds(durations.LATEST)
 """The first and the last time that Python can represent, in microseconds since the Unix epoch."""
 
 _OUTSIDE: Final = "a time outside the years 1 to 9999: give a time in this range"
@@ -106,6 +106,6 @@ def _delay(microseconds: int) -> timedelta | InvalidInputError:
 
 
 def _moment(microseconds: int) -> datetime | InvalidInputError:
-    if EARLIEST <= microseconds <= LATEST:
+    if EARLIEST_MICROSECONDS <= microseconds <= LATEST_MICROSECONDS:
         return from_microseconds(microseconds)
     return InvalidRowError(_OUTSIDE)

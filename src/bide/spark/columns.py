@@ -29,10 +29,10 @@ UNDECODABLE: Final = "undecodable"
 _TEXT: Final = pa.string()
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
-Columns = dict[str, tuple[DataType, pa.DataType]]
+ColumnTypes = dict[str, tuple[DataType, pa.DataType]]
 """Columns by name, with their types in Spark and in Arrow."""
 
-_OF_MESSAGES: Final[Columns] = {
+_OF_MESSAGES: Final[ColumnTypes] = {
     "exchange": (StringType(), _TEXT),
     "routing_key": (StringType(), _TEXT),
     "message_id": (StringType(), _TEXT),
@@ -53,7 +53,7 @@ _OF_MESSAGES: Final[Columns] = {
     "creation_time": (TimestampType(), _TIME),
 }
 
-STREAM_COLUMNS: Final[Columns] = {
+STREAM_COLUMNS: Final[ColumnTypes] = {
     VALUE: (BinaryType(), pa.binary()),
     "stream": (StringType(), _TEXT),
     "offset": (LongType(), pa.int64()),
@@ -63,7 +63,7 @@ STREAM_COLUMNS: Final[Columns] = {
 }
 """Columns of a table read from streams, in their order."""
 
-QUEUE_COLUMNS: Final[Columns] = {
+QUEUE_COLUMNS: Final[ColumnTypes] = {
     VALUE: (BinaryType(), pa.binary()),
     "queue": (StringType(), _TEXT),
     "id": (StringType(), _TEXT),
@@ -81,7 +81,7 @@ QUEUE_COLUMNS: Final[Columns] = {
 
 
 def table_schema(
-    columns: Columns, *, include_headers: bool, headers_as_json: bool = False, undecodable: bool = False
+    columns: ColumnTypes, *, include_headers: bool, headers_as_json: bool = False, undecodable: bool = False
 ) -> StructType:
     """The schema of the table; headers and ``undecodable`` are optional, as headers are in Spark's Kafka source."""
     optional = ((HEADERS, include_headers), (HEADERS_JSON, headers_as_json), (UNDECODABLE, undecodable))
@@ -89,7 +89,7 @@ def table_schema(
     return StructType([StructField(name, kind) for name, (kind, _) in columns.items() if name not in omitted])
 
 
-def schema_of_names(columns: Columns, names: Iterable[str]) -> StructType:
+def schema_of_names(columns: ColumnTypes, names: Iterable[str]) -> StructType:
     """The schema of a table with these columns, in this order.
 
     Raises:
@@ -105,7 +105,7 @@ def schema_of_names(columns: Columns, names: Iterable[str]) -> StructType:
     return StructType(fields)
 
 
-def arrow_schema(schema: StructType, columns: Columns) -> pa.Schema:
+def arrow_schema(schema: StructType, columns: ColumnTypes) -> pa.Schema:
     """The Arrow schema for a Spark schema, which the user may have chosen.
 
     Raises:

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from bide.errors import InvalidOptionError
 from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS, schema_of_names, table_schema
-from bide.spark.options import VARIABLES, Options
+from bide.spark.options import BROKER_VARIABLES, Options
 
 _PUSHDOWN_WORKER: Final = "pyspark.sql.worker.data_source_pushdown_filters"
 
@@ -35,7 +35,7 @@ class RabbitMQDataSource(DataSource):
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
         # The environment of the driver, because executors have another one.
-        self.environment = {name: os.environ[name] for name in VARIABLES if name in os.environ}
+        self.environment = {name: os.environ[name] for name in BROKER_VARIABLES if name in os.environ}
 
     @classmethod
     def name(cls) -> str:

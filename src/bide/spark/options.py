@@ -12,7 +12,7 @@ from bide.amqp.url import DEFAULT_URL, ENVIRONMENT_VARIABLE
 from bide.durations import parse_delay
 from bide.errors import InvalidInputError, InvalidOptionError
 
-VARIABLES: Final = (ENVIRONMENT_VARIABLE, STREAM_PORT_VARIABLE)
+BROKER_VARIABLES: Final = (ENVIRONMENT_VARIABLE, STREAM_PORT_VARIABLE)
 """Environment variables of the driver that locate the broker."""
 
 _SPARK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})

@@ -13,18 +13,18 @@ import pyarrow.compute as pc
 from bide.durations import EARLIEST, EPOCH, from_microseconds, to_microseconds
 from bide.errors import InvalidRowError
 
-Past = Literal["send", "drop", "reject"]
+OverdueAction = Literal["send", "drop", "reject"]
 
-PAST: Final[tuple[Past, ...]] = get_args(Past)
+OVERDUE_ACTIONS: Final[tuple[OverdueAction, ...]] = get_args(OverdueAction)
 """What to do with overdue rows: send them immediately, drop them, or write them to the folder for rejects."""
 
-GRACE: Final = timedelta(minutes=5)
+OVERDUE_GRACE: Final = timedelta(minutes=5)
 """A row is overdue if it was due longer than this before the write began. Rows due since then are sent immediately."""
 
-STATUS: Final = "past"
+OVERDUE_STATUS: Final = "past"
 """The ``reject_status`` of overdue rows."""
 
-OVERDUE_REASON: Final = f"it was due more than {GRACE // timedelta(minutes=1)} min before the write began"
+OVERDUE_REASON: Final = f"it was due more than {OVERDUE_GRACE // timedelta(minutes=1)} min before the write began"
 """The ``reject_reason`` of overdue rows."""
 
 _SUSPICIOUS_BEFORE: Final = datetime(1970, 6, 1, tzinfo=UTC)
@@ -32,7 +32,7 @@ _SUSPICIOUS_BEFORE: Final = datetime(1970, 6, 1, tzinfo=UTC)
 
 
 @dataclass(slots=True)
-class Overdue:
+class OverdueCounter:
     """Counts the overdue rows of one task.
 
     Args:
@@ -56,7 +56,7 @@ class Overdue:
             problems: invalid rows by their index, which are not counted.
         """
         due = pc.cast(batch.column("deliver_at"), pa.int64())
-        latest = to_microseconds(self.begun - GRACE)
+        latest = to_microseconds(self.begun - OVERDUE_GRACE)
         # Times before the year 1 are reported as invalid rows.
         mask = pc.fill_null(pc.and_(pc.less(due, latest), pc.greater_equal(due, to_microseconds(EARLIEST))), False)
         places = [place for place in pc.indices_nonzero(mask).to_pylist() if place not in problems]
@@ -75,10 +75,10 @@ class Overdue:
             InvalidRowError: there are overdue rows.
         """
         if self.first is not None:
-            raise InvalidRowError(refusal(f"{self.count:,} rows of this partition", self.first, way_out))
+            raise InvalidRowError(overdue_error_text(f"{self.count:,} rows of this partition", self.first, way_out))
 
 
-def refusal(rows: str, first: datetime, way_out: str) -> str:
+def overdue_error_text(rows: str, first: datetime, way_out: str) -> str:
     """The text of the error for overdue rows.
 
     Args:
@@ -86,7 +86,7 @@ def refusal(rows: str, first: datetime, way_out: str) -> str:
         first: the earliest due time of these rows.
         way_out: what to do if the due times are correct.
     """
-    minutes = GRACE // timedelta(minutes=1)
+    minutes = OVERDUE_GRACE // timedelta(minutes=1)
     hint = ""
     if EPOCH <= first < _SUSPICIOUS_BEFORE:
         hint = " Due times in the first months of 1970 are usually seconds that were read as milliseconds."

@@ -22,7 +22,7 @@ Position = NamedPosition | int | datetime
 Positions = Position | Mapping[str, Position]
 """One position for all streams, or one for each."""
 
-KNOWN: Final = frozenset(
+SOURCE_OPTIONS: Final = frozenset(
     {
         "columns",
         "endingOffsets",
@@ -49,7 +49,7 @@ KNOWN: Final = frozenset(
     }
 )
 QUEUE_OPTIONS: Final = frozenset({"columns", "includeHeaders", "limit", "mode", "queue", "url"})
-_STREAM_OPTIONS: Final = KNOWN - {"limit", "mode", "queue"}
+_STREAM_OPTIONS: Final = SOURCE_OPTIONS - {"limit", "mode", "queue"}
 _FOR_BATCHES: Final = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
 _FOR_QUERIES: Final = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 

@@ -15,8 +15,8 @@ from pyarrow import fs
 
 from bide.errors import InvalidInputError
 
-STATUS: Final = "reject_status"
-REASON: Final = "reject_reason"
+STATUS_COLUMN: Final = "reject_status"
+REASON_COLUMN: Final = "reject_reason"
 
 
 class Rejects:
@@ -73,8 +73,8 @@ class Rejects:
         if "message_id" in rows.schema.names:
             used = pc.coalesce(used, rows.column("message_id").cast(pa.string()))
         rows = _with(rows, "message_id", used)
-        rows = _with(rows, STATUS, pa.array([found[place][0] for place in places], pa.string()))
-        rows = _with(rows, REASON, pa.array([found[place][1] for place in places], pa.string()))
+        rows = _with(rows, STATUS_COLUMN, pa.array([found[place][0] for place in places], pa.string()))
+        rows = _with(rows, REASON_COLUMN, pa.array([found[place][1] for place in places], pa.string()))
         if self._writer is None:
             # A column without nulls in this batch may have some in the next.
             schema = pa.schema([one.with_nullable(True) for one in rows.schema])

@@ -24,7 +24,14 @@ from bide.schedules.outgoing import NumberedSchedule, OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.schedules.requests import RequestId
 from bide.spark.column_checks import are_keys, are_short_strings, has_no_empty_text, is_between, is_utf8
-from bide.spark.column_values import EARLIEST, LATEST, epoch_microseconds, is_text_type, value_of, values_of
+from bide.spark.column_values import (
+    EARLIEST_MICROSECONDS,
+    LATEST_MICROSECONDS,
+    epoch_microseconds,
+    is_text_type,
+    value_of,
+    values_of,
+)
 from bide.spark.header_values import (
     BideHeaders,
     are_headers,
@@ -48,14 +55,14 @@ _WAYS_OUT: Final = {
     "key": "give each row a key, or write the rows without keys separately",
 }
 
-REQUEST: Final = "request"
+REQUEST_COLUMN: Final = "request"
 """The column with the request id of a row with a key, in the buffer. A table cannot have a column of this name."""
 
 _SAMPLE: Final = RequestId("sample", 1)
 
 
 @dataclass(slots=True)
-class Rows:
+class RowConverter:
     """Converts the record batches of one write into messages, or into schedules if there is a column ``key``.
 
     Args:
@@ -103,23 +110,23 @@ class Rows:
         return found
 
     def with_requests(self, batch: pa.RecordBatch, *, run: str, first: int) -> pa.RecordBatch:
-        """Add the column :data:`REQUEST` to a batch of rows with keys. The batch must still have all its rows.
+        """Add the column :data:`REQUEST_COLUMN` to a batch of rows with keys. The batch must still have all its rows.
 
         Args:
             run: as for :meth:`messages`.
             first: the index of the first row in the partition.
         """
         requests = request_ids(self._lists(batch), run=run, first=first, seed=self._seed())
-        return batch.append_column(REQUEST, pa.array(requests, pa.string()))
+        return batch.append_column(REQUEST_COLUMN, pa.array(requests, pa.string()))
 
     def messages(
-        self, batch: pa.RecordBatch, places: Sequence[object], *, run: str
+        self, batch: pa.RecordBatch, indexes: Sequence[object], *, run: str
     ) -> Iterator[OutgoingMessage | OutgoingSchedule]:
         """Convert a batch of valid rows into messages, or into schedules.
 
         Args:
-            batch: with the column :data:`REQUEST` if the rows have keys.
-            places: the index of each row in the partition, or another value that stays the same when the row is sent
+            batch: with the column :data:`REQUEST_COLUMN` if the rows have keys.
+            indexes: the index of each row in the partition, or another value that stays the same when the row is sent
                 again.
             run: an id of the partition that is the same when the partition is sent again; the prefix of generated
                 message ids.
@@ -131,10 +138,10 @@ class Rows:
         seed = self._seed().encode()
         body_at = names.index("body")
         make: Any = NumberedSchedule if self.is_keyed else self._message_class
-        requests = map(RequestId.parse, batch.column(REQUEST).to_pylist()) if self.is_keyed else None
-        for place, (given, *values) in zip(places, zip(ids, *lists.values(), strict=False), strict=True):
+        requests = map(RequestId.parse, batch.column(REQUEST_COLUMN).to_pylist()) if self.is_keyed else None
+        for index, (given, *values) in zip(indexes, zip(ids, *lists.values(), strict=False), strict=True):
             if given is None:
-                given = f"{run}-{place}-{_digest(seed, values, body_at)}"
+                given = f"{run}-{index}-{_digest(seed, values, body_at)}"
             if requests is not None:
                 constants["request"] = next(requests)
             yield make(message_id=given, **dict(zip(names, values, strict=True)), **constants)
@@ -235,7 +242,10 @@ class Rows:
             and ("key" not in columns or are_keys(columns["key"]))
             and self._has_valid_headers(columns.get("headers"))
             and ("headers_json" not in columns or self._are_all_headers("headers_json", columns["headers_json"]))
-            and ("creation_time" not in columns or is_between(epoch_microseconds(columns["creation_time"]), 0, LATEST))
+            and (
+                "creation_time" not in columns
+                or is_between(epoch_microseconds(columns["creation_time"]), 0, LATEST_MICROSECONDS)
+            )
             and self._has_valid_combinations(columns, now)
         )
 
@@ -244,7 +254,7 @@ class Rows:
         longest = self.infrastructure.max_delay // MICROSECOND
         if self.is_keyed:
             # Schedules wait in the log, not in the infrastructure.
-            longest = LATEST - to_microseconds(now)
+            longest = LATEST_MICROSECONDS - to_microseconds(now)
             times = [pc.is_valid(one) for one in (delay, due) if one is not None]
             if times and not pc.all(times[0] if len(times) == 1 else pc.or_(*times)).as_py():
                 return False
@@ -258,8 +268,8 @@ class Rows:
                 scale = 1 if pa.types.is_duration(delay.type) else 1_000
                 if not is_between(pc.cast(delay, pa.int64()), 0, longest // scale):
                     return False
-        latest = min(LATEST, to_microseconds(now) + longest)
-        return due is None or is_between(pc.cast(due, pa.int64()), EARLIEST, latest)
+        latest = min(LATEST_MICROSECONDS, to_microseconds(now) + longest)
+        return due is None or is_between(pc.cast(due, pa.int64()), EARLIEST_MICROSECONDS, latest)
 
     def _has_valid_headers(self, headers: pa.Array | None) -> bool:
         if headers is None:
@@ -276,7 +286,9 @@ class Rows:
                 return False
         # A timestamp column can hold times before 1970, which AMQP cannot represent, and times that are after the year
         # 9999 in local time, which Python cannot represent.
-        if pa.types.is_timestamp(values.type) and not is_between(pc.cast(values, pa.int64()), 0, LATEST - _DAY):
+        if pa.types.is_timestamp(values.type) and not is_between(
+            pc.cast(values, pa.int64()), 0, LATEST_MICROSECONDS - _DAY
+        ):
             return False
         allowed = self.bide_headers in ("drop", "keep")
         return all(is_header_name(name, is_copy=allowed) for name in pc.unique(keys).to_pylist())

@@ -19,34 +19,34 @@ from bide.client.bulk.publish import KEPT_FAILURES
 from bide.client.bulk.sync import BulkPublisher
 from bide.client.publish_result import PublishSummary
 from bide.errors import BulkPublishError, InvalidRowError
-from bide.spark.overdue import OVERDUE_REASON, STATUS, Overdue, Past
-from bide.spark.pace import Pace
+from bide.spark.overdue import OVERDUE_REASON, OVERDUE_STATUS, OverdueAction, OverdueCounter
+from bide.spark.rate_limiter import RateLimiter
 from bide.spark.rejects import Rejects
-from bide.spark.rows import REQUEST, Rows
+from bide.spark.rows import REQUEST_COLUMN, RowConverter
 from bide.spark.sink_settings import SinkSettings
 from bide.spark.spool import Spool
 
-CHUNK: Final = 50_000
-"""Messages after which a task waits for all confirms. This limits the rows in memory."""
+MAX_UNCONFIRMED_ROWS: Final = 50_000
+"""Rows after which a task waits for all confirms. This limits the rows in memory."""
 
-CHUNK_BYTES: Final = 64 << 20
+MAX_UNCONFIRMED_BYTES: Final = 64 << 20
 """Bytes of rows after which a task waits for all confirms."""
 
 _FAILURE_CHECK_INTERVAL: Final = 1_000
-"""Messages after which a task looks for failures."""
+"""Rows after which a task looks for failures."""
 
-NAMED: Final = 5
+MAX_NAMED_ROWS: Final = 5
 """How many invalid rows an error names."""
 
-PLACE: Final = "place in the partition"
+ROW_INDEX: Final = "index in the partition"
 """The column with the index of a row in its partition, in the buffer. A table cannot have a column of this name."""
 
-_KEEP_ALL: Final = 10_000_000
+_ALL_FAILURES: Final = 10_000_000
 """The number of failures to keep if there is a folder for rejects: more than a task sends between two waits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SinkPlace:
+class WriteTask:
     """The write and the partition of a task, the same for each attempt at the task.
 
     Attributes:
@@ -65,7 +65,7 @@ class SinkPlace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sent:
+class TaskResult:
     """The result of one task.
 
     Attributes:
@@ -87,13 +87,13 @@ class Sent:
 
 def send(
     batches: Iterator[pa.RecordBatch],
-    rows: Rows,
+    converter: RowConverter,
     settings: SinkSettings,
-    place: SinkPlace,
+    task: WriteTask,
     *,
     file: str,
     begun: datetime,
-) -> Sent:
+) -> TaskResult:
     """Send the rows of one task.
 
     Args:
@@ -106,12 +106,12 @@ def send(
             were not sent.
         BrokerError: the broker cannot be reached, or refuses.
     """
-    overdue = Overdue(begun)
+    overdue = OverdueCounter(begun)
     held = nullcontext() if settings.rejects is None else Rejects(settings.rejects, file)
     with held as rejects, Spool() as spool:
-        _check_and_buffer(batches, rows, spool, rejects, overdue, settings.past, str(place))
-        confirmed = _publish(spool.batches(), rows, settings, place, rejects)
-    return Sent(
+        _check_and_buffer(batches, converter, spool, rejects, overdue, settings.past, str(task))
+        confirmed = _publish(spool.batches(), converter, settings, task, rejects)
+    return TaskResult(
         confirmed=confirmed,
         rejected=0 if rejects is None else rejects.count,
         dropped=overdue.count if settings.past == "drop" else 0,
@@ -123,21 +123,21 @@ def send(
 
 def _check_and_buffer(
     batches: Iterator[pa.RecordBatch],
-    rows: Rows,
+    converter: RowConverter,
     spool: Spool,
     rejects: Rejects | None,
-    overdue: Overdue,
-    past: Past | None,
+    overdue: OverdueCounter,
+    overdue_action: OverdueAction | None,
     run: str,
 ) -> None:
     """Check all rows, and buffer the valid ones with their index in the partition and their request id."""
     first = 0
     for given in batches:
         batch = given.rename_columns([name.lower() for name in given.schema.names])
-        problems = rows.problems(batch, datetime.now(UTC))
-        placed = batch.append_column(PLACE, pa.array(range(first, first + len(batch)), pa.int64()))
-        if rows.is_keyed:
-            placed = rows.with_requests(placed, run=run, first=first)
+        problems = converter.problems(batch, datetime.now(UTC))
+        placed = batch.append_column(ROW_INDEX, pa.array(range(first, first + len(batch)), pa.int64()))
+        if converter.is_keyed:
+            placed = converter.with_requests(placed, run=run, first=first)
         if problems and rejects is None:
             raise invalid_rows(
                 problems,
@@ -145,56 +145,62 @@ def _check_and_buffer(
                 first + len(batch) - 1,
                 "Fix or filter these rows, or set the option rejects to a folder for them",
             )
-        late = overdue.add(batch, problems) if "deliver_at" in rows.columns else []
+        late = overdue.add(batch, problems) if "deliver_at" in converter.columns else []
         refused = {index: ("invalid", reason, None) for index, reason in problems.items()}
-        if past == "reject":
-            refused |= dict.fromkeys(late, (STATUS, OVERDUE_REASON, None))
+        if overdue_action == "reject":
+            refused |= dict.fromkeys(late, (OVERDUE_STATUS, OVERDUE_REASON, None))
         if refused and rejects is not None:
             rejects.add(batch, refused)
-        if omitted := {*refused, *(late if past == "drop" else ())}:
+        if omitted := {*refused, *(late if overdue_action == "drop" else ())}:
             placed = placed.filter(pa.array([index not in omitted for index in range(len(batch))]))
         if len(placed):
             spool.put(placed)
         first += len(batch)
-    if past is None:
+    if overdue_action is None:
         overdue.refuse("Set the option past to send, drop, or reject (into the folder of the option rejects)")
 
 
 def _publish(
-    batches: Iterator[pa.RecordBatch], rows: Rows, settings: SinkSettings, place: SinkPlace, rejects: Rejects | None
+    batches: Iterator[pa.RecordBatch],
+    converter: RowConverter,
+    settings: SinkSettings,
+    task: WriteTask,
+    rejects: Rejects | None,
 ) -> int:
     """Publish the buffered rows; returns the number of confirmed messages."""
-    pace = Pace(settings.rate)
+    limiter = RateLimiter(settings.rate)
     # With a limit on the rate, a task waits for the confirms of each step before it goes on.
-    batches, most = (batches, CHUNK) if pace.step is None else (_slices(batches, pace.step), pace.step)
+    batches, most = (
+        (batches, MAX_UNCONFIRMED_ROWS) if limiter.step is None else (_slices(batches, limiter.step), limiter.step)
+    )
     batch = next(batches, None)
     if batch is None:
         return 0
     chunk: list[tuple[int, pa.RecordBatch]] = []
-    put = settled = kept = confirmed = 0
+    put = settled = unconfirmed_bytes = confirmed = 0
     with BulkPublisher(
         settings.url,
         infrastructure=settings.infrastructure,
         declare=settings.declare,
         timeout=settings.timeout,
         window=settings.window,
-        keep=KEPT_FAILURES if rejects is None else _KEEP_ALL,
+        keep=KEPT_FAILURES if rejects is None else _ALL_FAILURES,
     ) as publisher:
         while batch is not None:
             chunk.append((put, batch))
-            pace.wait(len(batch))
-            messages = rows.messages(batch, batch.column(PLACE).to_pylist(), run=str(place))
+            limiter.wait(len(batch))
+            messages = converter.messages(batch, batch.column(ROW_INDEX).to_pylist(), run=str(task))
             for number, message in enumerate(messages):
                 publisher.put(message)
                 if rejects is None and number % _FAILURE_CHECK_INTERVAL == 0 and publisher.has_failures:
                     # A queue deleted in mid-write, for example: all other messages would fail too.
                     _settle(publisher, chunk, rejects)
             put += len(batch)
-            kept += batch.nbytes
+            unconfirmed_bytes += batch.nbytes
             batch = next(batches, None)
-            if batch is None or put - settled >= most or kept >= CHUNK_BYTES:
+            if batch is None or put - settled >= most or unconfirmed_bytes >= MAX_UNCONFIRMED_BYTES:
                 confirmed += _settle(publisher, chunk, rejects)
-                chunk, settled, kept = [], put, 0
+                chunk, settled, unconfirmed_bytes = [], put, 0
     return confirmed
 
 
@@ -227,7 +233,8 @@ def _settle(publisher: BulkPublisher, chunk: list[tuple[int, pa.RecordBatch]], r
             }
             if found:
                 rejects.add(
-                    batch.drop_columns([name for name in (PLACE, REQUEST) if name in batch.schema.names]), found
+                    batch.drop_columns([name for name in (ROW_INDEX, REQUEST_COLUMN) if name in batch.schema.names]),
+                    found,
                 )
         return report.confirmed
 
@@ -241,7 +248,7 @@ def invalid_rows(problems: Mapping[int, str], first: int, last: int, advice: str
         last: the index of the last row of the batch in the partition.
         advice: what to do.
     """
-    named = [f"row {first + index}: {problems[index]}" for index in sorted(problems)[:NAMED]]
+    named = [f"row {first + index}: {problems[index]}" for index in sorted(problems)[:MAX_NAMED_ROWS]]
     more = len(problems) - len(named)
     return InvalidRowError(
         f"{len(problems)} of the rows {first} to {last} of this partition cannot be sent, and nothing was sent: "
@@ -252,9 +259,9 @@ def invalid_rows(problems: Mapping[int, str], first: int, last: int, advice: str
 
 def _unconfirmed(report: PublishSummary, chunk: list[tuple[int, pa.RecordBatch]]) -> BulkPublishError:
     named = []
-    for one in report.failures[:NAMED]:
+    for one in report.failures[:MAX_NAMED_ROWS]:
         first, batch = next((first, batch) for first, batch in reversed(chunk) if first <= one.position)
-        row = batch.column(PLACE)[one.position - first].as_py()
+        row = batch.column(ROW_INDEX)[one.position - first].as_py()
         named.append(f"row {row}, message id {one.message_id}, {one.status}: {one.error}")
     failed = report.total - report.confirmed
     more = failed - len(named)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from bide.spark.bundle import own_bundle
-from bide.spark.options import VARIABLES
+from bide.spark.options import BROKER_VARIABLES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -41,9 +41,9 @@ def pass_address(spark: SparkSession) -> None:
         return
     environment = spark.sparkContext.environment
     # If the variables were never set here, the processes may have values of their own, from spark-env.sh.
-    if any(name in os.environ or name in environment for name in VARIABLES):
+    if any(name in os.environ or name in environment for name in BROKER_VARIABLES):
         # All variables together, so that a port from the start of the session is not combined with a new URL.
-        environment.update({name: os.environ.get(name, "") for name in VARIABLES})
+        environment.update({name: os.environ.get(name, "") for name in BROKER_VARIABLES})
 
 
 def is_connect(spark: SparkSession) -> bool:

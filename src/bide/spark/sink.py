@@ -23,9 +23,9 @@ from pyspark.sql.types import Row, StructType
 from bide.errors import InvalidOptionError
 from bide.runtime.logs import logger
 from bide.spark.options import Options
-from bide.spark.overdue import GRACE
-from bide.spark.rows import Rows
-from bide.spark.sending import Sent, SinkPlace, send
+from bide.spark.overdue import OVERDUE_GRACE
+from bide.spark.rows import RowConverter
+from bide.spark.sending import TaskResult, WriteTask, send
 from bide.spark.sink_columns import PUBLISHING_ID, columns_to_send
 from bide.spark.sink_settings import SinkSettings
 from bide.spark.stream_sending import send_once
@@ -39,16 +39,16 @@ _BATCH_ROWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TaskSent(Sent, WriterCommitMessage):
+class TaskCommitMessage(TaskResult, WriterCommitMessage):
     """The result of one task, as Spark passes it to the driver."""
 
     @classmethod
-    def of(cls, sent: Sent) -> TaskSent:
+    def of(cls, sent: TaskResult) -> TaskCommitMessage:
         """Convert the result of :func:`bide.spark.sending.send` or :func:`bide.spark.stream_sending.send_once`."""
         return cls(**{one.name: getattr(sent, one.name) for one in fields(sent)})
 
 
-def place_of_task(settings: SinkSettings, write_id: str) -> SinkPlace:
+def current_task(settings: SinkSettings, write_id: str) -> WriteTask:
     """The write and the partition of the current task.
 
     Spark passes two values to the tasks of a streaming query: the id of the query, which stays the same when the query
@@ -62,10 +62,10 @@ def place_of_task(settings: SinkSettings, write_id: str) -> SinkPlace:
     query, batch = (context.getLocalProperty(name) for name in _QUERY_PROPERTIES)
     prefix = settings.producer or settings.id_prefix
     if not query or batch is None:
-        return SinkPlace(run=prefix or write_id, partition=context.partitionId())
+        return WriteTask(run=prefix or write_id, partition=context.partitionId())
     # Two queries may have the same producerName, and their batches have different rows.
     run = query if prefix is None else prefix if settings.producer is None else f"{prefix}-{query}"
-    return SinkPlace(run=f"{run}-{batch}", partition=context.partitionId(), batch=f"{query}-{batch}")
+    return WriteTask(run=f"{run}-{batch}", partition=context.partitionId(), batch=f"{query}-{batch}")
 
 
 class Sink:
@@ -93,29 +93,35 @@ class Sink:
         self._write_id = uuid4().hex
         self._begun = datetime.now(UTC)
 
-    def send(self, batches: Iterator[pa.RecordBatch]) -> TaskSent:
+    def send(self, batches: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         """Send the rows of the current task.
 
         See :func:`bide.spark.sending.send` and :func:`bide.spark.stream_sending.send_once`.
         """
         settings = self._settings
-        rows = Rows(self._columns, settings.constants, settings.infrastructure, bide_headers=settings.bide_headers)
-        place = place_of_task(settings, self._write_id)
+        converter = RowConverter(
+            self._columns, settings.constants, settings.infrastructure, bide_headers=settings.bide_headers
+        )
+        task = current_task(settings, self._write_id)
         if settings.producer is not None:
-            return TaskSent.of(send_once(batches, rows, settings, place))
+            return TaskCommitMessage.of(send_once(batches, converter, settings, task))
         # A repeated micro-batch has a new writer and a new write id, so its file is named after the batch. The file of
         # a table is named after the write id, because one foreachBatch may write several tables.
-        batch = place.batch if isinstance(self, DataSourceStreamWriter) else None
-        file = f"part-{place.partition:05}-{batch or self._write_id}"
-        return TaskSent.of(send(batches, rows, settings, place, file=file, begun=self._begun))
+        batch = task.batch if isinstance(self, DataSourceStreamWriter) else None
+        file = f"part-{task.partition:05}-{batch or self._write_id}"
+        return TaskCommitMessage.of(send(batches, converter, settings, task, file=file, begun=self._begun))
 
     def _log_overdue(self, messages: Sequence[WriterCommitMessage | None]) -> None:
         """Warn of overdue rows, and log what was done with them."""
-        sent = [one for one in messages if isinstance(one, TaskSent) and one.first is not None and one.last is not None]
+        sent = [
+            one
+            for one in messages
+            if isinstance(one, TaskCommitMessage) and one.first is not None and one.last is not None
+        ]
         if sent:
             log.warning(
                 "%d rows were due more than %d min before this write began, from %s to %s: past=%s",
-                *(sum(one.overdue for one in sent), GRACE // timedelta(minutes=1)),
+                *(sum(one.overdue for one in sent), OVERDUE_GRACE // timedelta(minutes=1)),
                 *(min(one.first for one in sent if one.first), max(one.last for one in sent if one.last)),
                 self._settings.past,
             )
@@ -124,7 +130,7 @@ class Sink:
 class TableWriter(Sink, DataSourceArrowWriter):
     """Publishes the rows of a table."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskSent:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         """Send the rows of one task."""
         return self.send(iterator)
 
@@ -136,7 +142,7 @@ class TableWriter(Sink, DataSourceArrowWriter):
 class RowStreamWriter(Sink, DataSourceStreamWriter):
     """Publishes the micro-batches of a streaming query, from rows, for Spark 4.0."""
 
-    def write(self, iterator: Iterator[Row]) -> TaskSent:
+    def write(self, iterator: Iterator[Row]) -> TaskCommitMessage:
         """Send the rows of one task."""
         return self.send(batches_of(iterator, self._schema))
 

@@ -27,7 +27,7 @@ from pyspark.sql.types import (
 
 from bide.errors import InvalidColumnError, InvalidOptionError
 from bide.spark.columns import QUEUE_COLUMNS, STREAM_COLUMNS
-from bide.spark.sink_settings import TARGETS, TEXTS
+from bide.spark.sink_settings import TARGET_OPTIONS, TEXT_OPTIONS
 
 VALUE: Final = "value"
 
@@ -65,7 +65,7 @@ _DURATION: Final = (
 
 COLUMNS: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
     VALUE: (_any_of(StringType, BinaryType), "string or binary"),
-    **dict.fromkeys(TARGETS, _TEXT),
+    **dict.fromkeys(TARGET_OPTIONS, _TEXT),
     "key": _TEXT,
     "delay": _DURATION,
     "deliver_at": (_any_of(TimestampType), "timestamp"),
@@ -76,7 +76,7 @@ COLUMNS: Final[Mapping[str, tuple[Callable[[DataType], bool], str]]] = {
         "map<string, string>, array<struct<key: string, value: binary>>, or JSON in a string",
     ),
     "headers_json": _TEXT,
-    **dict.fromkeys(TEXTS, _TEXT),
+    **dict.fromkeys(TEXT_OPTIONS, _TEXT),
     "priority": (_any_of(*_WHOLE), "a whole number"),
     "persistent": (_any_of(BooleanType), "boolean"),
     "expiration": _DURATION,
@@ -134,7 +134,7 @@ def columns_to_send(
 def _replaced(constants: Mapping[str, Any]) -> set[str]:
     names = {"queue" if name == "to" else name for name in constants}
     if "queue" in names:
-        return names | set(TARGETS)
+        return names | set(TARGET_OPTIONS)
     return names | {"queue"} if "exchange" in names else names
 
 

@@ -22,9 +22,9 @@ from bide.messages.outgoing import OutgoingMessage
 from bide.runtime.arguments import whole_number
 from bide.spark.header_values import BIDE_HEADERS, BideHeaders
 from bide.spark.options import Options
-from bide.spark.overdue import GRACE, PAST, Past
+from bide.spark.overdue import OVERDUE_ACTIONS, OVERDUE_GRACE, OverdueAction
 
-TEXTS: Final = (
+TEXT_OPTIONS: Final = (
     "correlation_id",
     "reply_to",
     "content_type",
@@ -35,10 +35,10 @@ TEXTS: Final = (
 )
 """Properties that are text, by their names as columns, as options and in OutgoingMessage."""
 
-TARGETS: Final = ("queue", "exchange", "routing_key")
-_FOR_ROWS: Final = (*TARGETS, "delay", "deliver_at", "priority", "persistent", "expiration", *TEXTS)
+TARGET_OPTIONS: Final = ("queue", "exchange", "routing_key")
+_FOR_ROWS: Final = (*TARGET_OPTIONS, "delay", "deliver_at", "priority", "persistent", "expiration", *TEXT_OPTIONS)
 
-KNOWN: Final = frozenset(
+SINK_OPTIONS: Final = frozenset(
     {
         *("url", "declare", "isolated", "window", "timeout", "idPrefix", "rejects", "past", "bideHeaders"),
         *("producerName", "streamPort", "messagesPerSecond"),
@@ -69,8 +69,8 @@ class SinkSettings:
         id_prefix: the prefix of the message ids that the sink generates; None for a default.
         rejects: the folder for invalid rows, unconfirmed messages, and overdue rows with ``past="reject"``; None to
             fail the task.
-        past: what to do with rows that were due more than :data:`bide.spark.overdue.GRACE` before the write began;
-            None to fail the task.
+        past: what to do with rows that were due more than :data:`bide.spark.overdue.OVERDUE_GRACE` before the write
+            began; None to fail the task.
         bide_headers: what to do with headers that bide set itself when the message was sent before; None to refuse
             them.
         rate: the largest number of messages that a task sends in a second; None without a limit.
@@ -86,7 +86,7 @@ class SinkSettings:
     timeout: timedelta = _TIMEOUT
     id_prefix: str | None = None
     rejects: str | None = None
-    past: Past | None = None
+    past: OverdueAction | None = None
     bide_headers: BideHeaders | None = None
     rate: int | None = None
     producer: str | None = None
@@ -102,7 +102,7 @@ class SinkSettings:
         constants: Mapping[str, Any],
         rejects: str | None = None,
         window: int = _WINDOW,
-        past: Past | None = None,
+        past: OverdueAction | None = None,
     ) -> SinkSettings:
         """Create settings from values, for a write outside the data source.
 
@@ -141,7 +141,7 @@ class SinkSettings:
             InvalidOptionError: an option is unknown or invalid, or contradicts another one.
             InvalidUrlError: the URL is invalid.
         """
-        options.refuse_unknown(KNOWN, purpose="writing")
+        options.refuse_unknown(SINK_OPTIONS, purpose="writing")
         url = options.url(environment)
         BrokerUrl.parse(url)
         timeout = options.duration("timeout")
@@ -159,7 +159,7 @@ class SinkSettings:
             timeout=_TIMEOUT if timeout is None else timeout,
             id_prefix=_short_text(options, "idPrefix"),
             rejects=_folder(options, "rejects"),
-            past=_past(options, constants),
+            past=_overdue_action(options, constants),
             bide_headers=_bide_headers(options, is_keyed=is_keyed),
             rate=options.count("messagesPerSecond", highest=1_000_000),
             producer=producer,
@@ -169,12 +169,12 @@ class SinkSettings:
         )
 
 
-def _past(options: Options, constants: Mapping[str, Any]) -> Past | None:
-    past = cast("Past", options.choice("past", *PAST)) if "past" in options else None
+def _overdue_action(options: Options, constants: Mapping[str, Any]) -> OverdueAction | None:
+    past = cast("OverdueAction", options.choice("past", *OVERDUE_ACTIONS)) if "past" in options else None
     if past == "reject" and "rejects" not in options:
         raise InvalidOptionError("the option past is 'reject', but the option rejects is not set: set it to a folder")
     due = constants.get("deliver_at")
-    if due is not None and past != "send" and due < datetime.now(UTC) - GRACE:
+    if due is not None and past != "send" and due < datetime.now(UTC) - OVERDUE_GRACE:
         raise InvalidOptionError(
             f"the option deliver_at is {due.isoformat()}, which is in the past: give a later time, or past=send to "
             "send all rows immediately"
@@ -224,7 +224,7 @@ def _constants(options: Options, infrastructure: DelayInfrastructure | None) -> 
         "delay": options.duration("delay"),
         "expiration": options.duration("expiration"),
         "priority": options.count("priority", lowest=0, highest=255),
-        **{name: options.text(name) for name in TEXTS},
+        **{name: options.text(name) for name in TEXT_OPTIONS},
     }
     if (due := options.text("deliver_at")) is not None:
         try:

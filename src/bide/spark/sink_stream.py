@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
-from bide.spark.sink import Sink, TaskSent
+from bide.spark.sink import Sink, TaskCommitMessage
 
 
 class StreamWriter(Sink, DataSourceStreamArrowWriter):
     """Publishes the micro-batches of a streaming query, from record batches."""
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskSent:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> TaskCommitMessage:
         """Send the rows of one task."""
         return self.send(iterator)
 

@@ -17,7 +17,7 @@ from pyspark.sql.types import StructType
 from bide.durations import to_milliseconds
 from bide.errors import InvalidOptionError, OffsetsLostError
 from bide.spark.admission import Admission
-from bide.spark.batches import Batches
+from bide.spark.batches import RecordBatchBuilder
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema
 from bide.spark.offsets import Document, begin_of, document, positions_of, split
 from bide.spark.read_options import Position, Positions, ReadOptions
@@ -82,7 +82,7 @@ class _StreamsRead:
         if wanted is None:
             # Spark starts a task without a range if a read has no partitions; PySpark 4.0 passes None as its partition.
             return
-        batches = Batches(self.schema, wanted.stream, raw=self.options.raw)
+        batches = RecordBatchBuilder(self.schema, wanted.stream, raw=self.options.raw)
         for chunk, first, last in read_range(self.address, wanted, fail_on_data_loss=self.options.fail_on_data_loss):
             yield from batches.add(chunk, first, last)
         if batches.rows:

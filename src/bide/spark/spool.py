@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 
 import pyarrow as pa
 
-IN_MEMORY: Final = 64 << 20
+MAX_IN_MEMORY: Final = 64 << 20
 """Bytes that are kept in memory before a file is used."""
 
 
@@ -24,7 +24,7 @@ class Spool:
     def __init__(self) -> None:
         folder = os.environ.get("SPARK_LOCAL_DIRS", "").partition(",")[0]
         self._file: Any = tempfile.SpooledTemporaryFile(  # noqa: SIM115 (closed at the end of the block)
-            max_size=IN_MEMORY,
+            max_size=MAX_IN_MEMORY,
             dir=folder if os.path.isdir(folder) else None,  # noqa: PTH112 (Path("") is the current folder)
         )
         self._writer: Any = None

@@ -85,7 +85,7 @@ class Annotations(NamedTuple):
 _NO_ANNOTATIONS: Final = Annotations()
 
 
-class Row(NamedTuple):
+class MessageRow(NamedTuple):
     """The columns of a message that come from its own contents."""
 
     value: bytes
@@ -130,7 +130,7 @@ class RowReader:
         self._annotations_cache = BoundedCache[bytes, Annotations]()
         self._delivery_cache = BoundedCache[bytes, DeliveryFields]()
 
-    def read(self, data: bytes) -> Row:
+    def read(self, data: bytes) -> MessageRow:
         """Decode a message.
 
         Raises:
@@ -138,7 +138,7 @@ class RowReader:
         """
         message = sections(data)
         if self._only_body:
-            return Row(message.body if message.body is not None else _body(message))
+            return MessageRow(message.body if message.body is not None else _body(message))
         annotations, delivery, due, sent = _NO_ANNOTATIONS, _NO_DELIVERY_FIELDS, None, None
         kind = old_app_id = headers = headers_json = None
         if self._annotated and message.annotations:
@@ -170,7 +170,7 @@ class RowReader:
             message_id, user_id, _, _, reply_to, correlation_id, content_type, content_encoding, _, created, app_id = (
                 values
             )
-        return Row(
+        return MessageRow(
             message.body if message.body is not None else _body(message),
             annotations.exchange,
             annotations.routing_key,

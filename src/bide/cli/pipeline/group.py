@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from bide.pipelines.schedule.plan import SchedulePlan
     from bide.pipelines.schedule.progress import Survey
     from bide.pipelines.schedule.targets import TargetCount
-    from bide.spark.overdue import Past
+    from bide.spark.overdue import OverdueAction
 
 _OUTCOMES = ("sent", "rejected", "dropped")
 """The outcomes of a row that the ledger counts."""
@@ -244,7 +244,7 @@ def _schedule_plan(
     kind: str | None,
     name: str,
     rejects: str | None,
-    past: Past | None,
+    past: OverdueAction | None,
     declare: bool,
     infrastructure: DelayInfrastructure,
 ) -> SchedulePlan:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-Batches = Iterator[pa.RecordBatch]
+RecordBatches = Iterator[pa.RecordBatch]
 
 
 def schema_of(columns: str) -> StructType:
@@ -79,8 +79,8 @@ def _converted(messages: DataFrame, source: str, layouts: Mapping[str, str], tim
     return messages.select(*names).mapInArrow(_converter(source, dict(layouts), time_zone), spark_schema(source))
 
 
-def _converter(source: str, layouts: Mapping[str, str], time_zone: str) -> Callable[[Batches], Batches]:
-    def convert(batches: Batches) -> Batches:
+def _converter(source: str, layouts: Mapping[str, str], time_zone: str) -> Callable[[RecordBatches], RecordBatches]:
+    def convert(batches: RecordBatches) -> RecordBatches:
         for batch in batches:
             yield facts_of(batch, source, layouts=layouts, time_zone=time_zone)
 

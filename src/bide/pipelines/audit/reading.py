@@ -10,7 +10,7 @@ import pyarrow as pa
 from bide.errors import OffsetsLostError
 from bide.pipelines.audit.fact_rows import facts_of, message_schema
 from bide.pipelines.audit.positions import WAY_OUT
-from bide.spark.batches import Batches
+from bide.spark.batches import RecordBatchBuilder
 from bide.streams.chunk import Chunk
 from bide.streams.log import Address
 from bide.streams.range_reader import WAY_OUT_OF_GAP, OffsetRange, read_range
@@ -42,7 +42,7 @@ class FactReader:
             BrokerError: the range cannot be read.
         """
         # raw=True, because one undecodable message must not stop the audit of all others.
-        batches = Batches(message_schema(self.source), wanted.stream, raw=True)
+        batches = RecordBatchBuilder(message_schema(self.source), wanted.stream, raw=True)
         for chunk, first, last in chunks_of(self.address, wanted, allow_gaps=self.allow_gaps):
             for batch in batches.add(chunk, first, last):
                 yield self._facts(batch)

@@ -37,7 +37,7 @@ from bide.pipelines.replay.parts import PartSender
 from bide.pipelines.replay.run import choose, keep, spread
 from bide.pipelines.replay.tap_reader import ReplayRun, Wanted, held_offsets
 from bide.pipelines.spark_task_writer import write
-from bide.spark.sink import TaskSent
+from bide.spark.sink import TaskCommitMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -235,7 +235,7 @@ class _ReplayPartWriter(DataSourceArrowWriter):
             for row in batch.to_pylist():
                 parts[row["part"]].append(_wanted(row))
         sent = [self.sender.send(number, wanted) for number, wanted in sorted(parts.items())]
-        return TaskSent(confirmed=sum(one.sent for one in sent), rejected=sum(one.rejected for one in sent))
+        return TaskCommitMessage(confirmed=sum(one.sent for one in sent), rejected=sum(one.rejected for one in sent))
 
 
 def _wanted(row: dict[str, Any]) -> Wanted:

@@ -15,9 +15,9 @@ from bide.client.sync import connect_sync
 from bide.errors import InvalidInputError, InvalidRowError
 from bide.pipelines.ledger import Head, Ledger, Part
 from bide.pipelines.schedule.plan import SchedulePlan
-from bide.spark.overdue import Past, refusal
-from bide.spark.rows import Rows
-from bide.spark.sending import Sent, SinkPlace, send
+from bide.spark.overdue import OverdueAction, overdue_error_text
+from bide.spark.rows import RowConverter
+from bide.spark.sending import TaskResult, WriteTask, send
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,7 +41,7 @@ class Survey:
         too_late: rows with a longer delay than the infrastructure supports, or, with keys, due after the year 9999.
         bad_headers: rows with headers that are not UTF-8, or that are not a JSON object of text.
         past: rows that are already due.
-        overdue: rows that were due more than :data:`bide.spark.overdue.GRACE` before the first run began.
+        overdue: rows that were due more than :data:`bide.spark.overdue.OVERDUE_GRACE` before the first run began.
         first: the earliest due time; None if no row has one. Delays are added to the time of the survey.
         last: the latest due time, at most the end of the year 9999; None if no row has one.
     """
@@ -128,7 +128,7 @@ def refuse_overdue(found: Survey, plan: SchedulePlan) -> None:
     """
     if found.overdue and plan.settings.past is None and found.first is not None:
         raise InvalidRowError(
-            refusal(
+            overdue_error_text(
                 f"{found.overdue:,} of {found.rows:,} rows",
                 found.first,
                 "Correct the times, or choose what to do with such rows by past=...: send (immediately), drop, or "
@@ -168,7 +168,7 @@ def begin(
         TargetNotFoundError: the queue does not exist; the ledger is not written.
         BrokerError: the broker cannot be reached, or refuses.
     """
-    settings = replace(plan.settings, past=cast("Past", head.past))
+    settings = replace(plan.settings, past=cast("OverdueAction", head.past))
     queues = [one for one in (settings.constants.get("to"), *targets) if one is not None]
     if plan.key_column is None and queues:
         # Here, and not in the parts: they would all bind at the same time, and report an error only after they started.
@@ -190,7 +190,7 @@ def send_part(
     head: Head,
     begun: datetime,
     refused: Mapping[str, str] = MappingProxyType({}),
-) -> Sent:
+) -> TaskResult:
     """Send one part, and add it to the ledger.
 
     Args:
@@ -206,10 +206,10 @@ def send_part(
     settings = plan.settings
     sent = send(
         batches,
-        Rows(columns, settings.constants, settings.infrastructure, required=columns[:2], refused=refused),
+        RowConverter(columns, settings.constants, settings.infrastructure, required=columns[:2], refused=refused),
         settings,
         # Each ledger has request ids of its own, so a run with a new ledger replaces the schedules of earlier runs.
-        SinkPlace(run=f"{plan.digest()}-{begun.isoformat()}", partition=number),
+        WriteTask(run=f"{plan.digest()}-{begun.isoformat()}", partition=number),
         file=f"part-{number:05}-{plan.ledger_digest()}-{head.checksum % (1 << 64):016x}",
         begun=begun,
     )

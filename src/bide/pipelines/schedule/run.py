@@ -35,8 +35,8 @@ from bide.pipelines.schedule.targets import check_targets
 from bide.pipelines.schedule.times import due_of, literal
 from bide.pipelines.spark_task_writer import write
 from bide.spark.header_values import are_headers, stored_headers
-from bide.spark.overdue import GRACE
-from bide.spark.sink import TaskSent
+from bide.spark.overdue import OVERDUE_GRACE
+from bide.spark.sink import TaskCommitMessage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -71,7 +71,9 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
         F.count_if(F.col("value").isNotNull() & (due > latest)).alias("too_late"),
         F.count_if(F.col("value").isNotNull() & (due <= latest) & ~good).alias("bad_headers"),
         F.count_if(due < literal(now)).alias("past"),
-        F.count_if(F.col("value").isNotNull() & good & (due < literal((begun or now) - GRACE))).alias("overdue"),
+        F.count_if(F.col("value").isNotNull() & good & (due < literal((begun or now) - OVERDUE_GRACE))).alias(
+            "overdue"
+        ),
         F.unix_micros(F.least(F.min(due), literal(LATEST))).alias("first"),
         F.unix_micros(F.least(F.max(due), literal(LATEST))).alias("last"),
     ).collect()[0]
@@ -192,12 +194,12 @@ class _SchedulePartWriter(DataSourceArrowWriter):
         rows = (batch for batch in iterator if len(batch))
         first = next(rows, None)
         if first is None:
-            return TaskSent(confirmed=0)
+            return TaskCommitMessage(confirmed=0)
         number = first.column(_PART)[0].as_py()
         if self.ledger.get(number) is not None:
             # Another attempt at the same task has sent the part.
-            return TaskSent(confirmed=0)
-        return TaskSent.of(
+            return TaskCommitMessage(confirmed=0)
+        return TaskCommitMessage.of(
             send_part(
                 self._checked(first, rows, number),
                 number,

@@ -26,7 +26,7 @@ from bide.pipelines.schedule.progress import Survey, begin, finished_parts, send
 from bide.pipelines.schedule.texts import cast_texts, json_objects, quoted
 from bide.pipelines.small_table import spark_name
 from bide.pipelines.small_times import times
-from bide.spark.overdue import GRACE
+from bide.spark.overdue import OVERDUE_GRACE
 
 _EARLIEST: Final = to_microseconds(EARLIEST)
 _LATEST: Final = to_microseconds(LATEST)
@@ -121,7 +121,7 @@ def survey(found: Messages, *, now: datetime, begun: datetime | None = None) -> 
     longest = _LATEST - start
     if plan.key_column is None:
         longest = min(plan.settings.infrastructure.max_delay // MICROSECOND, longest)
-    limit, overdue = start + longest, to_microseconds((begun or now) - GRACE)
+    limit, overdue = start + longest, to_microseconds((begun or now) - OVERDUE_GRACE)
     dues = found.due_times(now)
     bodies = found.columns["value"].is_valid().to_pylist()
     known = [due for due in dues if due is not None]

@@ -9,7 +9,7 @@ from typing import Final
 STEPS_PER_SECOND: Final = 10
 
 
-class Pace:
+class RateLimiter:
     """Waits before messages are sent, so that a task sends at most *rate* messages per second.
 
     After a pause, the rate is not exceeded to catch up.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.spark.pace import Pace
+from bide.spark.rate_limiter import RateLimiter
 
 
 class Clock:
@@ -30,7 +30,7 @@ class Clock:
 def test_no_second_has_more_than_the_rate_and_a_step(rate: int, steps: list[tuple[float, float]]) -> None:
     """Whatever time passes between the steps, and however full they are."""
     clock = Clock()
-    pace = Pace(rate, clock=clock, sleep=clock.sleep)
+    pace = RateLimiter(rate, clock=clock, sleep=clock.sleep)
     assert pace.step is not None
     sent: list[tuple[float, int]] = []
     for idle, share in steps:
@@ -44,7 +44,7 @@ def test_no_second_has_more_than_the_rate_and_a_step(rate: int, steps: list[tupl
 
 def test_the_rate_is_reached() -> None:
     clock = Clock()
-    pace = Pace(1_000, clock=clock, sleep=clock.sleep)
+    pace = RateLimiter(1_000, clock=clock, sleep=clock.sleep)
     for _ in range(101):
         pace.wait(100)
     assert clock.now == pytest.approx(110)
@@ -52,6 +52,6 @@ def test_the_rate_is_reached() -> None:
 
 def test_without_a_rate_nothing_waits() -> None:
     clock = Clock()
-    pace = Pace(None, clock=clock, sleep=clock.sleep)
+    pace = RateLimiter(None, clock=clock, sleep=clock.sleep)
     pace.wait(1_000_000)
     assert (pace.step, clock.now) == (None, 100)
