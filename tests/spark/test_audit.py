@@ -25,7 +25,7 @@ from bide.cli import app as cli
 from bide.delay.taps import Retention, taps_of
 from bide.error_queues import ErrorQueue, Selection
 from bide.pipelines.audit.folder import Folder, Note
-from bide.pipelines.audit.run import Round, run
+from bide.pipelines.audit.run import RoundResult, run
 from bide.pipelines.audit.sources import candidates, find_sources
 from bide.pipelines.formats import to_read
 from bide.streams.log import Address
@@ -64,7 +64,7 @@ class Audited:
         self.folder = Folder(str(place))
         self.sources = find_sources(url, [CLOCK], events=[EVENTS], port=port, batch_rows=100)
 
-    def run(self) -> Round:
+    def run(self) -> RoundResult:
         return run(self.spark, self.sources, self.folder)
 
     def table(self, name: str) -> DataFrame:

@@ -15,7 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.errors import FolderInUseError, InvalidInputError
 from bide.pipelines.audit import facts, merging, tables
-from bide.pipelines.audit.folder import Batch, Folder, Note
+from bide.pipelines.audit.folder import BatchKey, Folder, Note
 from bide.pipelines.audit.refresh import compact, refresh
 from tests.support import SOAK
 
@@ -40,11 +40,11 @@ class Watched(Folder):
         return self._note(super().read(spark, table, schema, days))
 
     def read_batches(
-        self, spark: SparkSession, table: str, schema: StructType, batches: Collection[Batch]
+        self, spark: SparkSession, table: str, schema: StructType, batches: Collection[BatchKey]
     ) -> DataFrame:
         found = super().read_batches(spark, table, schema, batches)
         # To look for a message is to look at one column.
-        return found if schema.names == list(tables.KEY) else self._note(found)
+        return found if schema.names == list(tables.MESSAGE_KEY) else self._note(found)
 
     def _note(self, found: DataFrame) -> DataFrame:
         self.was_read |= {one.partition(f"{self.place}/")[2] for one in found.inputFiles()}
@@ -184,8 +184,8 @@ def test_many_batches_are_merged_into_one(spark: SparkSession, tmp_path: Path, m
         compact(spark, folder, {TODAY})
     again = Folder(str(tmp_path))
     assert len(again.batches("scheduled", TODAY)) == 2, "one of the three is gone"
-    merging.finish(again)
-    merging.finish(again)
+    merging.finish_replacing(again)
+    merging.finish_replacing(again)
     assert again.batches("scheduled", TODAY) == [4]
     assert {table: rows(table) for table in facts.SCHEMAS} == before
 
@@ -200,7 +200,9 @@ def test_messages_become_overdue_without_new_facts(spark: SparkSession, tmp_path
     ten = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
     def counted() -> list[tuple[int, int]]:
-        return [(row["count"], row["overdue"]) for row in folder.read(spark, "pending", tables.PENDING).collect()]
+        return [
+            (row["count"], row["overdue"]) for row in folder.read(spark, "pending", tables.PENDING_SCHEMA).collect()
+        ]
 
     refresh(spark, folder, [note], now=ten)
     assert counted() == [(20, 0)]
@@ -344,13 +346,13 @@ def test_an_interrupted_commit_is_repaired(spark: SparkSession, tmp_path: Path) 
     assert folder.unfinished_work().days == {yesterday, TODAY}
     refresh(spark, folder, [new], now=NOON)
     assert not folder.unfinished_work()
-    messages = folder.read(spark, "messages", tables.MESSAGES).collect()
+    messages = folder.read(spark, "messages", tables.MESSAGES_SCHEMA).collect()
     assert Counter((row["day"], row["outcome"]) for row in messages) == {
         (yesterday, "processed"): 2,
         (TODAY, "processed"): 2,
         (TODAY, "scheduled"): 2,
     }
-    assert sum(row["count"] for row in folder.read(spark, "lateness", tables.LATENESS).collect()) == 4
+    assert sum(row["count"] for row in folder.read(spark, "lateness", tables.LATENESS_SCHEMA).collect()) == 4
 
 
 def test_notes_can_be_counted_while_they_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +385,7 @@ def test_a_path_means_the_local_file_system(spark: SparkSession, tmp_path: Path)
     folder.begin()
     note = stories(elsewhere, folder, {TODAY}, 0)
     refresh(elsewhere, folder, [note], now=NOON)
-    assert folder.read(elsewhere, "messages", tables.MESSAGES).count() == 20
+    assert folder.read(elsewhere, "messages", tables.MESSAGES_SCHEMA).count() == 20
     assert {"messages", "scheduled"} <= {one.name for one in Path(folder.place).iterdir()}
 
 

@@ -16,7 +16,7 @@ from pyarrow import dataset
 import bide
 from bide.errors import AccessRefusedError, OffsetsLostError
 from bide.pipelines.audit.folder import Folder
-from bide.pipelines.audit.schedule_log import NAMES, PendingSchedules, read_schedule_log
+from bide.pipelines.audit.schedule_log import SCHEDULE_NAMES, PendingSchedules, read_schedule_log
 from bide.pipelines.audit.sources import find_sources
 from bide.schedules.names import PARTITIONS, partition_of
 from bide.schedules.recurrence import Recurrence
@@ -27,7 +27,7 @@ from tests.broker.schedule_log import LogClient, gating, log_client
 from tests.support import Vhost, stream_port
 from tests.timeouts import TIMEOUT
 
-LOGS = tuple(map(NAMES.log, range(PARTITIONS)))
+LOGS = tuple(map(SCHEDULE_NAMES.log, range(PARTITIONS)))
 HOUR = 3_600_000
 RETENTION = 4_000_000
 SMALL = {"max-length-bytes": RETENTION, "stream-max-segment-size-bytes": 100_000}
@@ -68,7 +68,7 @@ class LogAudit:
 
 async def declared(url: str) -> None:
     async with bide.connect(url) as client:
-        await client.declare(NAMES.topology() | Topology(queues=[Queue.quorum("mails")]))
+        await client.declare(SCHEDULE_NAMES.topology() | Topology(queues=[Queue.quorum("mails")]))
 
 
 async def one_of_each(vhost: Vhost, tmp_path: Path, audit: LogAudit) -> dict[str, str | None]:
@@ -129,7 +129,9 @@ async def test_each_occurrence_is_in_the_table_once_with_its_outcome(vhost: Vhos
         assert row["lateness_ms"] == pytest.approx((row["ended"] - row["due"]) / timedelta(milliseconds=1))
         assert row["due"] - timedelta(milliseconds=50) <= row["claimed"] <= row["ended"] >= row["due"]
         assert row["version"] == row["schedule_id"]
-    assert all(row["stream"] == NAMES.log(partition_of(row["key"])) and row["offset"] >= 0 for row in audit.rows())
+    assert all(
+        row["stream"] == SCHEDULE_NAMES.log(partition_of(row["key"])) and row["offset"] >= 0 for row in audit.rows()
+    )
     (pending,) = audit.rows("schedules_pending")
     assert (pending["target"], pending["count"], pending["paused"], pending["overdue"]) == ("q:mails", 1, 1, 0)
 
@@ -199,7 +201,7 @@ async def test_killed_rounds_count_each_occurrence_once(vhost: Vhost, tmp_path: 
     """By kill -9 after rows, state, counts or note were written, and right after the round counts."""
     await declared(vhost.url)
     audit = LogAudit(vhost, tmp_path / "audit")
-    steps = ("keep", "store", "write_pending", "commit", "add_note", "_delete_others")
+    steps = ("accept_added", "store", "write_pending", "commit", "add_note", "_delete_others")
     async with log_client(vhost.url) as log, gating(vhost.url, tmp_path / "gate"):
         for number, step in enumerate(steps, 1):
             for key in range(20):
@@ -223,7 +225,7 @@ async def trim(log: LogClient, vhost: Vhost, key: str) -> None:
     """Replace a schedule until retention has removed the beginning of its partition, with a gate at work."""
     port = stream_port(vhost.broker)
     with StreamLogs(Address.of(vhost.url, port)) as logs:
-        stream = NAMES.log(partition_of(key))
+        stream = SCHEDULE_NAMES.log(partition_of(key))
         before = logs.end(stream)
         while logs.first(stream) <= before:
             records = [log.add_record(key, "q:mails", HOUR, body=bytes(20_000)) for _ in range(25)]
@@ -247,7 +249,7 @@ async def test_a_trimmed_log_stops_an_audit_until_gaps_are_allowed(vhost: Vhost,
         assert audit.outcomes() == {"cancelled": 1}
         await log.change("cancel", lost)
         await trim(log, vhost, "busy")
-        with pytest.raises(OffsetsLostError, match=rf"{NAMES.log(partition)}.*retention removed them before"):
+        with pytest.raises(OffsetsLostError, match=rf"{SCHEDULE_NAMES.log(partition)}.*retention removed them before"):
             await audit.run()
         assert audit.outcomes() == {"cancelled": 1}
 
@@ -272,7 +274,7 @@ async def test_a_new_log_stops_an_audit_until_gaps_are_allowed(vhost: Vhost, tmp
 
     async def replace_log(records: int) -> None:
         async with bide.connect(vhost.url) as client:
-            await client.destroy(NAMES.topology(), force=True)
+            await client.destroy(SCHEDULE_NAMES.topology(), force=True)
         await declared(vhost.url)
         async with log_client(vhost.url) as log:
             for number in range(records):

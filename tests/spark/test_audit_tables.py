@@ -270,7 +270,7 @@ def test_each_message_has_one_row_in_any_order_of_facts(spark: SparkSession) -> 
             ended(spark, *occurrences[:: order[0]]),
             now=at(30),
         )
-        assert found.dtypes == [(one.name, one.dataType.simpleString()) for one in tables.MESSAGES]
+        assert found.dtypes == [(one.name, one.dataType.simpleString()) for one in tables.MESSAGES_SCHEMA]
         return values_of(
             found,
             *("message_id", "target", "type", "scheduled", "due", "lateness_ms", "attempts", "outcome", "endpoint"),

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from bide.pipelines.audit.columns import FACTS, arrow_schema
+from bide.pipelines.audit.columns import FACT_COLUMNS, arrow_schema
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.replay import from_audit, small_audit
 from bide.pipelines.replay.choices import Choices, run_of
@@ -69,7 +69,7 @@ def write_facts(folder: Path, *, seed: int) -> None:
         return found
 
     for table, rows in (("scheduled", 120), ("delivered", 120), ("processed", 60), ("failed", 400)):
-        schema = arrow_schema(FACTS[table])
+        schema = arrow_schema(FACT_COLUMNS[table])
         facts = [fact(table, number) for number in range(rows)]
         for day, some in (("2026-11-21", facts[::2]), ("2026-11-22", facts[1::2])):
             place = folder / table / f"day={day}" / "batch=0"

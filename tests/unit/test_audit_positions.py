@@ -10,7 +10,7 @@ import pytest
 
 from bide.errors import InvalidInputError
 from bide.pipelines.audit.folder import Folder, Note
-from bide.pipelines.audit.positions import NewMessages, PositionFile, Positions, take_over
+from bide.pipelines.audit.positions import NewMessages, PositionFile, Positions, import_checkpoints
 
 TODAY = date(2026, 11, 21)
 
@@ -70,7 +70,7 @@ def test_positions_are_taken_over_from_checkpoints_of_spark(folder: Folder) -> N
     checkpoint(folder, "events", begun=[{"events": 5}], ended=0)
     for _ in range(2):
         # A kill may come before the version is written, and then it is done again.
-        take_over(folder)
+        import_checkpoints(folder)
         found = {source: PositionFile(folder, source).read() for source in ("scheduled", "delivered", "events")}
         assert found == {
             "scheduled": Positions(batch=1, offsets={"a": 7, "b": 1}),
@@ -83,7 +83,7 @@ def test_positions_of_another_source_are_refused(folder: Folder) -> None:
     checkpoint(folder, "events", begun=[{}], ended=1)
     Path(folder.place, "_checkpoint", "events", "offsets", "0").write_text('v1\n{}\n{"v": 2}')
     with pytest.raises(InvalidInputError, match="offsets of version 2"):
-        take_over(folder)
+        import_checkpoints(folder)
 
 
 def test_batches_end_at_the_end_of_each_stream() -> None:

@@ -24,7 +24,7 @@ from bide.pipelines.engine import Engine, NeedsSparkError
 if TYPE_CHECKING:
     from bide.cli.pipeline.engine_choice import EngineChoice
     from bide.pipelines.audit.folder import Folder
-    from bide.pipelines.audit.run import Round, Sources
+    from bide.pipelines.audit.run import RoundResult, Sources
 
 _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
 
@@ -156,7 +156,7 @@ def _engine_errors(engine: Engine) -> AbstractContextManager[None]:
     return spark_errors()
 
 
-def _print_round(done: Round, place: str, engine: Engine, *, once: bool, as_json: bool) -> None:
+def _print_round(done: RoundResult, place: str, engine: Engine, *, once: bool, as_json: bool) -> None:
     if as_json:
         seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
         result = {**asdict(done), **seconds, "into": place, **engine_facts(engine)}

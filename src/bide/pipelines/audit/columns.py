@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-MOMENT: Final = pa.timestamp("us", tz="UTC")
+TIMESTAMP: Final = pa.timestamp("us", tz="UTC")
 """The type of times."""
 
 _TYPES: Final[Mapping[str, pa.DataType]] = {
@@ -15,14 +15,14 @@ _TYPES: Final[Mapping[str, pa.DataType]] = {
     "int": pa.int32(),
     "long": pa.int64(),
     "double": pa.float64(),
-    "timestamp": MOMENT,
+    "timestamp": TIMESTAMP,
     "date": pa.date32(),
     "binary": pa.binary(),
 }
 
 _POSITION: Final = "stream string, offset long, day date"
 
-FACTS: Final[Mapping[str, str]] = {
+FACT_COLUMNS: Final[Mapping[str, str]] = {
     name: f"{columns}, {_POSITION}"
     for name, columns in {
         "scheduled": "message_id string, target string, sent timestamp, scheduled timestamp, due timestamp, "
@@ -47,16 +47,16 @@ as by day, because the numbers of batches are unique per source only."""
 
 UNDECODABLE_COLUMNS: Final = f"reason string, seen timestamp, size int, value binary, {_POSITION}"
 
-TABLES: Final[Mapping[str, tuple[str, ...]]] = {
+TABLES_BY_SOURCE: Final[Mapping[str, tuple[str, ...]]] = {
     "scheduled": ("scheduled",),
     "delivered": ("delivered",),
     "events": ("processed", "failed"),
 }
 """The sources of messages, with the tables of facts that they fill."""
 
-GROWING: Final[Mapping[str, str]] = {
-    **FACTS,
-    **{f"{UNDECODABLE}/source={source}": UNDECODABLE_COLUMNS for source in TABLES},
+APPENDED_TABLES: Final[Mapping[str, str]] = {
+    **FACT_COLUMNS,
+    **{f"{UNDECODABLE}/source={source}": UNDECODABLE_COLUMNS for source in TABLES_BY_SOURCE},
 }
 """All tables to which rounds append batches, with their columns."""
 
@@ -64,21 +64,21 @@ PENDING_STATE: Final = "_state/pending"
 FAILURES_STATE: Final = "_state/failures"
 """The counts by day that the tables ``pending`` and ``failures`` sum up."""
 
-LATENESS: Final = (
+LATENESS_COLUMNS: Final = (
     "minute timestamp, target string, count long, p50_ms double, p95_ms double, p99_ms double, max_ms double, day date"
 )
-PENDING: Final = "target string, due_hour timestamp, count long, overdue long"
-FAILURES: Final = (
+PENDING_COLUMNS: Final = "target string, due_hour timestamp, count long, overdue long"
+FAILURES_COLUMNS: Final = (
     "group string, exception string, endpoint string, count long, messages long, first_seen timestamp, "
     "last_seen timestamp, recent long, before long, trend double"
 )
-PENDING_PARTS: Final = "target string, due timestamp, count long, overdue long, day date, batch long"
-FAILURES_PARTS: Final = (
+PENDING_PARTS_COLUMNS: Final = "target string, due timestamp, count long, overdue long, day date, batch long"
+FAILURES_PARTS_COLUMNS: Final = (
     "group string, exception string, endpoint string, minute timestamp, count long, messages long, "
     "first_seen timestamp, last_seen timestamp, day date"
 )
 
-_MESSAGES: Final = (
+_MESSAGES_COLUMNS: Final = (
     "message_id string, target string, type string, layout string, sent timestamp, scheduled timestamp, "
     "due timestamp, delivered timestamp, lateness_ms double, attempts int, outcome string, endpoint string, "
     "started timestamp, ended timestamp, critical_ms double, processing_ms double, delivery_ms double"
@@ -86,14 +86,14 @@ _MESSAGES: Final = (
 """The columns of the table ``messages``, without ``waiting`` and ``day``."""
 
 
-def pairs_of(columns: str) -> list[tuple[str, str]]:
+def parse_columns(columns: str) -> list[tuple[str, str]]:
     """The names and types of columns, from a text such as ``target string, count long``."""
     return [(name, kind) for name, _, kind in (column.strip().partition(" ") for column in columns.split(","))]
 
 
 def arrow_schema(columns: str) -> pa.Schema:
-    """The Arrow schema of columns, from the text that :func:`pairs_of` reads."""
-    return pa.schema([(name, _TYPES[kind]) for name, kind in pairs_of(columns)])
+    """The Arrow schema of columns, from the text that :func:`parse_columns` reads."""
+    return pa.schema([(name, _TYPES[kind]) for name, kind in parse_columns(columns)])
 
 
 def table_of_rows(rows: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
@@ -105,8 +105,8 @@ def table_of_rows(rows: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.Ta
 
 MESSAGES_SCHEMA: Final = pa.schema(
     [
-        *arrow_schema(_MESSAGES),
-        ("waiting", pa.list_(pa.struct([("target", pa.string()), ("due", MOMENT)]))),
+        *arrow_schema(_MESSAGES_COLUMNS),
+        ("waiting", pa.list_(pa.struct([("target", pa.string()), ("due", TIMESTAMP)]))),
         ("day", pa.date32()),
     ]
 )

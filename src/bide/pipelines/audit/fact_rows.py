@@ -27,7 +27,14 @@ from bide.delay.nservicebus import NATIVE_MESSAGE_ID
 from bide.delay.protocol import HEADER_EXCHANGE, HEADER_ROUTING_KEY, HEADER_SENT, HEADER_TO
 from bide.durations import EARLIEST, LATEST_MILLISECOND, to_microseconds, to_milliseconds
 from bide.errors import InvalidInputError
-from bide.pipelines.audit.columns import FACTS, MOMENT, TABLES, UNDECODABLE, UNDECODABLE_COLUMNS, arrow_schema
+from bide.pipelines.audit.columns import (
+    FACT_COLUMNS,
+    TABLES_BY_SOURCE,
+    TIMESTAMP,
+    UNDECODABLE,
+    UNDECODABLE_COLUMNS,
+    arrow_schema,
+)
 from bide.recoverability.history import (
     HEADER_FIRST_DUE,
     HEADER_OPERATOR_RETRIES,
@@ -38,16 +45,16 @@ from bide.recoverability.history import (
     read_nservicebus_time,
 )
 
-TABLE: Final = "table"
+TABLE_COLUMN: Final = "table"
 """The column of :func:`facts_of` with the name of the table to which a row belongs."""
 
 FAILED_KINDS: Final = ("failed", "retried", "parked", "discarded", "expired")
 """The kinds of events in the table ``failed``. A ``duplicate`` is not a failure: its message was processed before."""
 
-_COMMON: Final = [("value", pa.binary()), ("stream", pa.string()), ("offset", pa.int64()), ("timestamp", MOMENT)]
+_COMMON: Final = [("value", pa.binary()), ("stream", pa.string()), ("offset", pa.int64()), ("timestamp", TIMESTAMP)]
 _TAP_COLUMNS: Final = [
     *((name, pa.string()) for name in ("routing_key", "message_id", "type")),
-    ("due", MOMENT),
+    ("due", TIMESTAMP),
     ("headers", pa.map_(pa.string(), pa.string())),
 ]
 _LAST_COLUMN: Final = [(UNDECODABLE, pa.string())]
@@ -76,8 +83,8 @@ def message_schema(source: str) -> pa.Schema:
 @cache
 def fact_schema(source: str) -> pa.Schema:
     """The columns that :func:`facts_of` returns: all columns of the tables of a source, and the name of the table."""
-    fields = {TABLE: pa.field(TABLE, pa.string())}
-    for columns in (*(FACTS[table] for table in TABLES[source]), UNDECODABLE_COLUMNS):
+    fields = {TABLE_COLUMN: pa.field(TABLE_COLUMN, pa.string())}
+    for columns in (*(FACT_COLUMNS[table] for table in TABLES_BY_SOURCE[source]), UNDECODABLE_COLUMNS):
         fields.update({one.name: one for one in arrow_schema(columns) if one.name not in fields})
     return pa.schema(list(fields.values()))
 
@@ -89,7 +96,7 @@ def facts_of(
 
     Args:
         messages: messages with the columns of :func:`message_schema`.
-        source: one of :data:`bide.pipelines.audit.columns.TABLES`.
+        source: one of :data:`bide.pipelines.audit.columns.TABLES_BY_SOURCE`.
         layouts: the layout of each stream of a tap.
         time_zone: the time zone of Celery's due times without an offset.
     """
@@ -104,8 +111,8 @@ def facts_of(
 
 def rows_of(facts: pa.Table, table: str) -> pa.Table:
     """The rows of a table among facts, with the columns of the table."""
-    columns = UNDECODABLE_COLUMNS if table == UNDECODABLE else FACTS[table]
-    return facts.filter(pc.equal(facts.column(TABLE), table)).select(arrow_schema(columns).names)
+    columns = UNDECODABLE_COLUMNS if table == UNDECODABLE else FACT_COLUMNS[table]
+    return facts.filter(pc.equal(facts.column(TABLE_COLUMN), table)).select(arrow_schema(columns).names)
 
 
 @cache
@@ -144,7 +151,7 @@ def _undecodable(messages: pa.RecordBatch) -> Iterator[_Fields]:
         if reason is not None:
             value = messages.column("value")[place].as_py()
             fields = {"reason": reason, "seen": seen, "value": value, "size": len(value)}
-            yield {TABLE: UNDECODABLE, **fields, "stream": stream, "offset": offset, "day": seen // _DAY}
+            yield {TABLE_COLUMN: UNDECODABLE, **fields, "stream": stream, "offset": offset, "day": seen // _DAY}
 
 
 # -- Taps
@@ -172,7 +179,7 @@ def _tap_rows(messages: pa.RecordBatch, source: str, layouts: Mapping[str, str],
         day = _coalesce(first_due, found["sent"], seen) // _DAY
         yield {
             **found,
-            TABLE: source,
+            TABLE_COLUMN: source,
             source: seen,
             "first_due": first_due,
             "size": size,
@@ -249,7 +256,7 @@ def _events(messages: pa.RecordBatch) -> Iterator[_Fields]:
             continue
         texts = ("endpoint", "queue", "message_id", "exception", "text", "group")
         yield {
-            TABLE: table,
+            TABLE_COLUMN: table,
             "kind": kind,
             **{name: _text(event.get(name)) for name in texts},
             "type": _text(event.get("message_type")),

@@ -9,8 +9,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from bide.pipelines.audit.columns import FACTS, UNDECODABLE, UNDECODABLE_COLUMNS, arrow_schema, pairs_of
-from bide.pipelines.audit.fact_rows import TABLE, fact_schema, facts_of, message_schema
+from bide.pipelines.audit.columns import FACT_COLUMNS, UNDECODABLE, UNDECODABLE_COLUMNS, arrow_schema, parse_columns
+from bide.pipelines.audit.fact_rows import TABLE_COLUMN, fact_schema, facts_of, message_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -24,7 +24,7 @@ def schema_of(columns: str) -> StructType:
     return from_arrow_schema(arrow_schema(columns))
 
 
-SCHEMAS: Final[Mapping[str, StructType]] = {name: schema_of(columns) for name, columns in FACTS.items()}
+SCHEMAS: Final[Mapping[str, StructType]] = {name: schema_of(columns) for name, columns in FACT_COLUMNS.items()}
 """The columns of each table, in order; the tables are partitioned by ``day``."""
 
 
@@ -36,12 +36,12 @@ def scheduled(messages: DataFrame, layouts: Mapping[str, str], *, time_zone: str
         layouts: the layout of each stream.
         time_zone: the time zone of Celery's due times without an offset.
     """
-    return of_table(_converted(messages, "scheduled", layouts, time_zone), "scheduled")
+    return rows_of_table(_converted(messages, "scheduled", layouts, time_zone), "scheduled")
 
 
 def delivered(messages: DataFrame, layouts: Mapping[str, str], *, time_zone: str = "UTC") -> DataFrame:
     """The table ``delivered``, with the arguments of :func:`scheduled`. An unknown due time is null."""
-    return of_table(_converted(messages, "delivered", layouts, time_zone), "delivered")
+    return rows_of_table(_converted(messages, "delivered", layouts, time_zone), "delivered")
 
 
 def events(messages: DataFrame) -> DataFrame:
@@ -55,18 +55,18 @@ def events(messages: DataFrame) -> DataFrame:
 
 def processed(events: DataFrame) -> DataFrame:
     """The table ``processed``, from :func:`events`."""
-    return of_table(events, "processed")
+    return rows_of_table(events, "processed")
 
 
 def failed(events: DataFrame) -> DataFrame:
     """The table ``failed``, from :func:`events`."""
-    return of_table(events, "failed")
+    return rows_of_table(events, "failed")
 
 
-def of_table(facts: DataFrame, table: str) -> DataFrame:
+def rows_of_table(facts: DataFrame, table: str) -> DataFrame:
     """The rows of a table among the facts of a source, with the columns of the table."""
-    columns = UNDECODABLE_COLUMNS if table == UNDECODABLE else FACTS[table]
-    return facts.where(F.col(TABLE) == table).select(*(name for name, _ in pairs_of(columns)))
+    columns = UNDECODABLE_COLUMNS if table == UNDECODABLE else FACT_COLUMNS[table]
+    return facts.where(F.col(TABLE_COLUMN) == table).select(*(name for name, _ in parse_columns(columns)))
 
 
 def spark_schema(source: str) -> StructType:

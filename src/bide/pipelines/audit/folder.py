@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 VERSION: Final = 3
-BEFORE: Final = 2
+PREVIOUS_VERSION: Final = 2
 """The version that had its positions in checkpoints of Spark. A round converts such an audit to :data:`VERSION`."""
 
-Batch = tuple[date, int]
+BatchKey = tuple[date, int]
 """Day and number of a batch of a table."""
 
 _BATCH: Final = re.compile(r"batch=([0-9]+)")
-_HEAD: Final = "_state/audit.json"
+_VERSION_FILE: Final = "_state/audit.json"
 _NEW_SUFFIX: Final = ".new"
 _NOTES: Final = "_state/notes"
 _WORK: Final = "_state/work.json"
@@ -73,14 +73,14 @@ class Note:
     days: tuple[date, ...]
 
     @property
-    def batches(self) -> set[Batch]:
+    def batches(self) -> set[BatchKey]:
         """The batches of these rows, in each of the tables."""
         number = int(self.name.rpartition("-")[2])
         return {(day, number) for day in self.days}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class UnfinishedWork:
     """The unfinished work of a round.
 
     Attributes:
@@ -88,7 +88,7 @@ class Work:
         days: days whose tables the round has changed. Rows may be missing or repeated in them.
     """
 
-    batches: set[Batch]
+    batches: set[BatchKey]
     days: set[date]
 
     def __bool__(self) -> bool:
@@ -138,15 +138,15 @@ class Folder:
 
     def _is_new(self) -> bool:
         """Whether the folder has no audit yet, or only the files of one that was killed while it created the folder."""
-        if self.exists(self.path(_HEAD)):
+        if self.exists(self.path(_VERSION_FILE)):
             version = self.version
-            if version not in (BEFORE, VERSION):
+            if version not in (PREVIOUS_VERSION, VERSION):
                 raise InvalidInputError(
                     f"the folder {self.place} has an audit of version {version}, but this bide writes version "
                     f"{VERSION}: name another folder"
                 )
             return False
-        begun = {LOCK, posixpath.basename(f"{_HEAD}{_NEW_SUFFIX}")}
+        begun = {LOCK, posixpath.basename(f"{_VERSION_FILE}{_NEW_SUFFIX}")}
         if {*self.entries(self._root)} - {"_state"} or {*self.entries(self.path("_state"))} - begun:
             raise InvalidInputError(f"the folder {self.place} contains other files than an audit: name another folder")
         return True
@@ -154,12 +154,12 @@ class Folder:
     @property
     def version(self) -> int:
         """The version of the audit in the folder."""
-        version: int = json.loads(self.read_bytes(self.path(_HEAD)))["version"]
+        version: int = json.loads(self.read_bytes(self.path(_VERSION_FILE)))["version"]
         return version
 
     def write_version(self) -> None:
         """Record that the audit has the newest version."""
-        self.write_json(self.path(_HEAD), {"version": VERSION})
+        self.write_json(self.path(_VERSION_FILE), {"version": VERSION})
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -188,7 +188,7 @@ class Folder:
             InvalidInputError: the folder has no audit, or cannot be read.
         """
         try:
-            found = self.exists(self.path(_HEAD))
+            found = self.exists(self.path(_VERSION_FILE))
         except OSError as error:
             raise InvalidInputError(f"the folder {self.place} cannot be read: {error}; name another one") from error
         if not found:
@@ -240,7 +240,7 @@ class Folder:
         return found.select(*schema.names)
 
     def read_batches(
-        self, spark: SparkSession, table: str, schema: StructType, batches: Collection[Batch]
+        self, spark: SparkSession, table: str, schema: StructType, batches: Collection[BatchKey]
     ) -> DataFrame:
         """Read the batches that exist, with a column ``batch``."""
         from pyspark.sql.types import LongType, StructField, StructType
@@ -252,7 +252,7 @@ class Folder:
         found = spark.read.schema(whole).option("basePath", self.location(table)).parquet(*existing)
         return found.select(*whole.names)
 
-    def replace(self, rows: DataFrame, table: str, batches: Collection[Batch]) -> None:
+    def replace(self, rows: DataFrame, table: str, batches: Collection[BatchKey]) -> None:
         """Replace these batches with rows that have a day and a batch, and leave other batches unchanged."""
         before = {one: self.entries(self.path(*_parts(table, one))) for one in batches if self.has(table, one)}
         self.write(rows, table, by=("day", "batch"))
@@ -267,7 +267,7 @@ class Folder:
             if self.exists(left := self.path(table, day, f"batch={number}")):
                 self.files.delete_dir(left)
 
-    def has(self, table: str, batch: Batch | None = None) -> bool:
+    def has(self, table: str, batch: BatchKey | None = None) -> bool:
         """Whether a table, or this batch of it, exists."""
         return self.exists(self.path(table) if batch is None else self.path(*_parts(table, batch)))
 
@@ -285,7 +285,7 @@ class Folder:
                 found[number] = sum(one.size or 0 for one in self.files.get_file_info(files))
         return sorted(number for number, size in found.items() if under is None or size < under)
 
-    def begin_work(self, batches: Collection[Batch]) -> None:
+    def begin_work(self, batches: Collection[BatchKey]) -> None:
         """Record which batches of messages will be replaced, and the existing files of their days.
 
         A day that an interrupted round has changed counts as changed until the work is finished.
@@ -298,16 +298,16 @@ class Folder:
         }
         self.write_json(self.path(_WORK), work)
 
-    def unfinished_work(self) -> Work:
+    def unfinished_work(self) -> UnfinishedWork:
         """The recorded work of a round that did not finish; empty if there is none."""
         if not self.exists(path := self.path(_WORK)):
-            return Work(batches=set(), days=set())
+            return UnfinishedWork(batches=set(), days=set())
         work = json.loads(self.read_bytes(path))
         batches = {(date.fromisoformat(day), number) for day, number in work["batches"]}
         # A work file that an earlier release of bide wrote has no list of files.
         before = work.get("files", {})
         changed = {day for day, _ in batches if self._computed_files(day) != before.get(str(day))}
-        return Work(batches=batches, days=changed | set(map(date.fromisoformat, work.get("changed", ()))))
+        return UnfinishedWork(batches=batches, days=changed | set(map(date.fromisoformat, work.get("changed", ()))))
 
     def _computed_files(self, day: date) -> list[str]:
         """The files of the first and the last table that a round changes for a day; file names are never reused."""
@@ -387,6 +387,6 @@ class Folder:
         self.files.move(new, path)
 
 
-def _parts(table: str, batch: Batch) -> tuple[str, str, str]:
+def _parts(table: str, batch: BatchKey) -> tuple[str, str, str]:
     day, number = batch
     return table, f"day={day}", f"batch={number}"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
-from bide.pipelines.audit.columns import GROWING
+from bide.pipelines.audit.columns import APPENDED_TABLES
 
 if TYPE_CHECKING:
     from bide.pipelines.audit.folder import Folder
@@ -19,13 +19,13 @@ MAX_BATCHES: Final = 20
 SMALL_BYTES: Final = 64 * 1024 * 1024
 """Batches of this size and larger are not merged, so that old rows are not rewritten repeatedly."""
 
-MERGED: Final = "_state/merged"
-"""The folder for the rows of merged batches, until :func:`replace` moves it."""
+MERGED_FOLDER: Final = "_state/merged"
+"""The folder for the rows of merged batches, until :func:`replace_batches` moves it."""
 
 _MERGE: Final = "_state/merge.json"
 
 
-def to_merge(folder: Folder, table: str, day: date) -> list[int]:
+def batches_to_merge(folder: Folder, table: str, day: date) -> list[int]:
     """The small batches of a day if there are more than :data:`MAX_BATCHES`; otherwise an empty list."""
     batches = folder.batches(table, day, under=SMALL_BYTES)
     return batches if len(batches) > MAX_BATCHES else []
@@ -36,29 +36,29 @@ def facts_to_merge(folder: Folder, days: Collection[date]) -> Iterator[tuple[str
 
     Call this while nothing writes to the tables and no note refers to the batches.
     """
-    for table in GROWING:
+    for table in APPENDED_TABLES:
         for day in days:
-            if batches := to_merge(folder, table, day):
+            if batches := batches_to_merge(folder, table, day):
                 yield table, day, batches
 
 
-def replace(folder: Folder, table: str, day: date, batches: list[int]) -> None:
-    """Replace batches of a day with the rows in :data:`MERGED`.
+def replace_batches(folder: Folder, table: str, day: date, batches: list[int]) -> None:
+    """Replace batches of a day with the rows in :data:`MERGED_FOLDER`.
 
-    A file records what to replace. After an interruption, :func:`finish` repeats the steps, so that no row is lost or
-    duplicated.
+    A file records what to replace. After an interruption, :func:`finish_replacing` repeats the steps, so that no row is
+    lost or duplicated.
     """
     folder.write_json(folder.path(_MERGE), {"table": table, "day": str(day), "batches": batches})
-    finish(folder)
+    finish_replacing(folder)
 
 
-def finish(folder: Folder) -> None:
-    """Finish an interrupted :func:`replace`."""
+def finish_replacing(folder: Folder) -> None:
+    """Finish an interrupted :func:`replace_batches`."""
     if not folder.exists(record := folder.path(_MERGE)):
         return
     merge = json.loads(folder.read_bytes(record))
     place = folder.path(merge["table"], f"day={merge['day']}")
-    merged = folder.path(MERGED)
+    merged = folder.path(MERGED_FOLDER)
     if folder.exists(merged):
         for batch in merge["batches"]:
             if folder.exists(old := posixpath.join(place, f"batch={batch}")):

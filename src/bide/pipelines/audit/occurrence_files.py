@@ -16,16 +16,16 @@ import pyarrow as pa
 from pyarrow import parquet
 
 from bide.durations import EPOCH, LATEST_MILLISECOND, from_milliseconds
-from bide.pipelines.audit.columns import FACTS, MOMENT, arrow_schema, table_of_rows
+from bide.pipelines.audit.columns import FACT_COLUMNS, TIMESTAMP, arrow_schema, table_of_rows
 from bide.pipelines.audit.folder import Folder, Note
-from bide.pipelines.audit.occurrence_state import Occurrence, PendingCount, kept_values
+from bide.pipelines.audit.occurrence_state import Occurrence, PendingCount, stored_values
 from bide.schedules.entries import WaitingSchedule
 from bide.schedules.state import LogPosition
 
-TABLE: Final = "occurrences"
-PENDING: Final = "schedules_pending"
+OCCURRENCES_TABLE: Final = "occurrences"
+PENDING_TABLE: Final = "schedules_pending"
 
-_HEAD: Final = "_state/schedules.json"
+_STATE_FILE: Final = "_state/schedules.json"
 _FILES: Final = "_state/schedules"
 _NEW_PENDING: Final = "_state/schedules_pending.parquet"
 _FLUSH_ROWS: Final = 50_000
@@ -33,11 +33,11 @@ _FLUSH_ROWS: Final = 50_000
 
 _Row = tuple[date, tuple[Any, ...]]
 
-_SCHEMA: Final = pa.schema([one for one in arrow_schema(FACTS[TABLE]) if one.name != "day"])
+_SCHEMA: Final = pa.schema([one for one in arrow_schema(FACT_COLUMNS[OCCURRENCES_TABLE]) if one.name != "day"])
 _PENDING_SCHEMA: Final = pa.schema(
     [
         ("target", pa.string()),
-        ("due_hour", MOMENT),
+        ("due_hour", TIMESTAMP),
         *((name, pa.int64()) for name in ("count", "overdue", "paused", "under_way")),
     ]
 )
@@ -68,48 +68,50 @@ class OccurrenceFiles:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
-        head = json.loads(folder.read_bytes(place)) if folder.exists(place := folder.path(_HEAD)) else {}
+        head = json.loads(folder.read_bytes(place)) if folder.exists(place := folder.path(_STATE_FILE)) else {}
         self.batch: int = head.get("batch", -1) + 1
         self.known = {
             stream: KnownPartition(file=one["file"], position=LogPosition(**one["position"]))
             for stream, one in head.get("streams", {}).items()
         }
-        self._kept: list[_Row] = []
+        self._accepted: list[_Row] = []
         self._added: list[_Row] = []
-        self._kept_counts = Counter[tuple[date, str]]()
+        self._accepted_counts = Counter[tuple[date, str]]()
         self._added_counts = Counter[tuple[date, str]]()
         self._added_parts: list[str] = []
         self._parts = 0
 
     def begin(self) -> None:
         """Delete the rows and the note of a round that was killed before it committed."""
-        self._folder.drop_batch(TABLE, self.batch)
+        self._folder.drop_batch(OCCURRENCES_TABLE, self.batch)
         self._folder.drop_note(self._note_name)
 
     @property
     def _note_name(self) -> str:
-        return f"{TABLE}-{self.batch}"
+        return f"{OCCURRENCES_TABLE}-{self.batch}"
 
     def add(self, entry: Occurrence, outcome: str, *, ended: int | None, stream: str, offset: int | None) -> None:
-        """Add an occurrence that has ended. A later :meth:`keep` or :meth:`drop` decides whether it is written.
+        """Add an occurrence that has ended.
+
+        A later :meth:`accept_added` or :meth:`discard_added` decides whether it is written.
 
         Args:
             ended: when the occurrence ended, in milliseconds since the Unix epoch; None if unknown.
             offset: the offset of the record that ended the occurrence; None if unknown.
         """
-        kept, due = kept_values(entry), min(entry.due, LATEST_MILLISECOND)
+        stored, due = stored_values(entry), min(entry.due, LATEST_MILLISECOND)
         if isinstance(entry, WaitingSchedule):
-            is_recurring, kept["version"] = entry.recurrence is not None, entry.version
+            is_recurring, stored["version"] = entry.recurrence is not None, entry.version
         else:
             is_recurring = entry.is_recurring
         # A delivery before the due time was requested, so it is neither late nor early.
         has_lateness = outcome == "delivered" and ended is not None and ended >= due
         values = (
-            entry.occurrence if is_recurring else kept.get("id") or entry.occurrence,
-            *(entry.occurrence, entry.id, entry.key, kept.get("version"), entry.target, kept.get("type")),
+            entry.occurrence if is_recurring else stored.get("id") or entry.occurrence,
+            *(entry.occurrence, entry.id, entry.key, stored.get("version"), entry.target, stored.get("type")),
             *map(
                 _to_microseconds,
-                (min(entry.nominal, LATEST_MILLISECOND), due, kept.get("scheduled"), kept.get("claimed"), ended),
+                (min(entry.nominal, LATEST_MILLISECOND), due, stored.get("scheduled"), stored.get("claimed"), ended),
             ),
             outcome,
             float(ended - due) if has_lateness and ended is not None else None,
@@ -122,16 +124,16 @@ class OccurrenceFiles:
         if len(self._added) >= _FLUSH_ROWS:
             self._added_parts += self._flush(self._added)
 
-    def keep(self) -> None:
-        """Keep the occurrences that were added since the last :meth:`keep` or :meth:`drop`."""
-        self._kept += self._added
-        self._kept_counts += self._added_counts
+    def accept_added(self) -> None:
+        """Accept the occurrences that were added since the last :meth:`accept_added` or :meth:`discard_added`."""
+        self._accepted += self._added
+        self._accepted_counts += self._added_counts
         self._forget_added()
-        if len(self._kept) >= _FLUSH_ROWS:
-            self._flush(self._kept)
+        if len(self._accepted) >= _FLUSH_ROWS:
+            self._flush(self._accepted)
 
-    def drop(self) -> None:
-        """Drop the occurrences that were added since the last :meth:`keep` or :meth:`drop`."""
+    def discard_added(self) -> None:
+        """Discard the occurrences that were added since the last :meth:`accept_added` or :meth:`discard_added`."""
         for one in self._added_parts:
             self._folder.files.delete_file(one)
         self._forget_added()
@@ -167,17 +169,17 @@ class OccurrenceFiles:
             whole[hour, target] = [one + more for one, more in zip(whole[hour, target], counts, strict=True)]
         listed = [(target, hour * 3_600_000_000, *counts) for (hour, target), counts in sorted(whole.items())]
         self._write(listed, _PENDING_SCHEMA, new := self._folder.path(_NEW_PENDING))
-        self._folder.files.create_dir(self._folder.path(PENDING))
-        self._folder.files.move(new, self._folder.path(PENDING, "part-00000.parquet"))
+        self._folder.files.create_dir(self._folder.path(PENDING_TABLE))
+        self._folder.files.move(new, self._folder.path(PENDING_TABLE, "part-00000.parquet"))
 
     def commit(self, streams: Mapping[str, KnownPartition]) -> None:
-        """Finish the round: write the kept occurrences, their note, and the names of the current state files."""
-        self._flush(self._kept)
-        if self._kept_counts:
-            rows = Counter({TABLE: self._kept_counts.total()})
-            for (_, outcome), count in self._kept_counts.items():
-                rows[f"{TABLE}/{outcome}"] += count
-            days = tuple(sorted({day for day, _ in self._kept_counts}))
+        """Finish the round: write the accepted occurrences, their note, and the names of the current state files."""
+        self._flush(self._accepted)
+        if self._accepted_counts:
+            rows = Counter({OCCURRENCES_TABLE: self._accepted_counts.total()})
+            for (_, outcome), count in self._accepted_counts.items():
+                rows[f"{OCCURRENCES_TABLE}/{outcome}"] += count
+            days = tuple(sorted({day for day, _ in self._accepted_counts}))
             self._folder.add_note(Note(name=self._note_name, rows=dict(rows), days=days))
         head = {
             "batch": self.batch,
@@ -185,7 +187,7 @@ class OccurrenceFiles:
                 name: {"file": one.file, "position": asdict(one.position)} for name, one in sorted(streams.items())
             },
         }
-        self._folder.write_json(self._folder.path(_HEAD), head)
+        self._folder.write_json(self._folder.path(_STATE_FILE), head)
         self._delete_others({one.file for one in streams.values()})
 
     def _delete_others(self, used: Collection[str]) -> None:
@@ -201,7 +203,7 @@ class OccurrenceFiles:
             by_day[day].append(values)
         paths = []
         for day, listed in by_day.items():
-            place = self._folder.path(TABLE, f"day={day}", f"batch={self.batch}")
+            place = self._folder.path(OCCURRENCES_TABLE, f"day={day}", f"batch={self.batch}")
             self._folder.files.create_dir(place)
             paths.append(posixpath.join(place, f"part-{self._parts:05}.parquet"))
             self._write(listed, _SCHEMA, paths[-1])

@@ -109,12 +109,12 @@ class OccurrenceState(SqliteState):
         """Add or replace an entry. A message in the entry is replaced with a small one."""
         match entry:
             case WaitingSchedule() if entry.message.properties:
-                entry = replace(entry, message=_kept(entry.message, scheduled=self.time))
+                entry = replace(entry, message=_reduced_message(entry.message, scheduled=self.time))
             case UnderWay() if entry.message.properties:
-                entry = replace(entry, message=_kept(entry.message))
+                entry = replace(entry, message=_reduced_message(entry.message))
             case UnderWay():
                 more = {"claimed": self.time, "version": self._versions.get(entry.id)}
-                entry = replace(entry, message=ScheduledMessage(b"", _json(kept_values(entry) | more)))
+                entry = replace(entry, message=ScheduledMessage(b"", _json(stored_values(entry) | more)))
             case _:
                 pass
         super().put(entry)
@@ -133,19 +133,19 @@ class OccurrenceState(SqliteState):
         return [PendingCount(*row) for row in self._sql.execute(_PENDING_QUERY, {"before": before})]
 
 
-def kept_values(entry: Occurrence) -> dict[str, Any]:
+def stored_values(entry: Occurrence) -> dict[str, Any]:
     """The values that the state keeps of a message: ``id``, ``type``, ``scheduled``, ``claimed`` and ``version``."""
     found: dict[str, Any] = json.loads(entry.message.body)
     return found
 
 
-def _kept(message: ScheduledMessage, *, scheduled: int | None = None) -> ScheduledMessage:
+def _reduced_message(message: ScheduledMessage, *, scheduled: int | None = None) -> ScheduledMessage:
     try:
         values: Mapping[str, Any] = message.values
     except ScheduleRecordError:
         values = {}
-    kept = {"id": values.get("message_id"), "type": values.get("type"), "scheduled": scheduled}
-    return ScheduledMessage(b"", _json(kept))
+    reduced = {"id": values.get("message_id"), "type": values.get("type"), "scheduled": scheduled}
+    return ScheduledMessage(b"", _json(reduced))
 
 
 def _json(values: Mapping[str, Any]) -> bytes:
@@ -153,7 +153,7 @@ def _json(values: Mapping[str, Any]) -> bytes:
 
 
 @contextmanager
-def opened(path: Path, *, is_new: bool) -> Iterator[OccurrenceState]:
+def open_state(path: Path, *, is_new: bool) -> Iterator[OccurrenceState]:
     """Open a file with a state, and write all changes of the block to the file at the end.
 
     There is no journal. If the block raises, the file is damaged, so open a copy.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final
 
 from bide.errors import InvalidOptionError, OffsetsLostError
-from bide.pipelines.audit.columns import TABLES, UNDECODABLE
+from bide.pipelines.audit.columns import TABLES_BY_SOURCE, UNDECODABLE
 from bide.spark.offsets import limited, positions_of
 from bide.streams.log import StreamLogs
 from bide.streams.range_reader import OffsetRange
@@ -23,7 +23,7 @@ from bide.streams.range_reader import OffsetRange
 if TYPE_CHECKING:
     from bide.pipelines.audit.folder import Folder
 
-WAY_OUT: Final = "with allow_gaps=True, or audit into another folder"
+GAPS_ADVICE: Final = "with allow_gaps=True, or audit into another folder"
 """The advice of errors about gaps."""
 
 _POSITIONS: Final = "_state/positions"
@@ -70,7 +70,7 @@ class PositionFile:
     """The file with the positions of a source.
 
     Args:
-        source: one of :data:`bide.pipelines.audit.columns.TABLES`.
+        source: one of :data:`bide.pipelines.audit.columns.TABLES_BY_SOURCE`.
     """
 
     def __init__(self, folder: Folder, source: str) -> None:
@@ -97,7 +97,7 @@ class PositionFile:
         """Remove the facts and the note of a batch that a killed round began. Return the positions before it."""
         found = self.read()
         if found.is_begun:
-            for table in (*TABLES[self._source], f"{UNDECODABLE}/source={self._source}"):
+            for table in (*TABLES_BY_SOURCE[self._source], f"{UNDECODABLE}/source={self._source}"):
                 self._folder.drop_batch(table, found.batch + 1)
             self._folder.drop_note(self.note_name(found.batch + 1))
             found = replace(found, is_begun=False)
@@ -105,7 +105,9 @@ class PositionFile:
         return found
 
 
-def find_new(logs: StreamLogs, streams: Sequence[str], known: Mapping[str, int], *, allow_gaps: bool) -> NewMessages:
+def find_new_messages(
+    logs: StreamLogs, streams: Sequence[str], known: Mapping[str, int], *, allow_gaps: bool
+) -> NewMessages:
     """Find the messages of a source that a round has to read.
 
     Args:
@@ -122,7 +124,7 @@ def find_new(logs: StreamLogs, streams: Sequence[str], known: Mapping[str, int],
     if (missing := sorted(known.keys() - set(streams))) and not allow_gaps:
         raise InvalidOptionError(
             f"the folder has positions of {', '.join(missing)}, which the audit does not read any more: name them with "
-            f"the same layouts, prefix and events as before, continue without them {WAY_OUT}"
+            f"the same layouts, prefix and events as before, continue without them {GAPS_ADVICE}"
         )
     end = {stream: logs.end(stream) for stream in streams}
     begin = {stream: known[stream] if stream in known else logs.first(stream) for stream in streams}
@@ -132,7 +134,7 @@ def find_new(logs: StreamLogs, streams: Sequence[str], known: Mapping[str, int],
         if not allow_gaps:
             raise OffsetsLostError(
                 f"the stream {stream!r} was read up to offset {begin[stream]:,}, and now it ends at {last:,}: it was "
-                f"deleted and declared again. Continue {WAY_OUT}",
+                f"deleted and declared again. Continue {GAPS_ADVICE}",
                 stream=stream,
                 offset=last,
             )
@@ -140,13 +142,13 @@ def find_new(logs: StreamLogs, streams: Sequence[str], known: Mapping[str, int],
     return NewMessages(begin=begin, end=end)
 
 
-def take_over(folder: Folder) -> None:
+def import_checkpoints(folder: Folder) -> None:
     """Copy the positions of an audit of version 2 from the checkpoints of Spark into files.
 
     Spark writes the end offsets of a batch when the batch begins, and a commit when the batch is complete. A batch
     without a commit was interrupted. Its messages are read again.
     """
-    for source in TABLES:
+    for source in TABLES_BY_SOURCE:
         place = folder.path(_CHECKPOINT, source)
         begun, ended = (_numbers(folder, posixpath.join(place, kind)) for kind in ("offsets", "commits"))
         batch, offsets = max(ended, default=-1), {}
@@ -159,7 +161,7 @@ def take_over(folder: Folder) -> None:
 
 
 def remove_checkpoints(folder: Folder) -> None:
-    """Remove the checkpoints of Spark, after :func:`take_over`."""
+    """Remove the checkpoints of Spark, after :func:`import_checkpoints`."""
     if folder.exists(place := folder.path(_CHECKPOINT)):
         folder.files.delete_dir(place)
 

@@ -17,13 +17,13 @@ BATCH: Final = "batch"
 """The column with the number of the round that wrote a row. Days are partitioned by it, so that a round replaces only
 small parts of a day."""
 
-GRACE: Final = timedelta(seconds=10)
+DELIVERY_GRACE: Final = timedelta(seconds=10)
 """A message is overdue if it is not delivered this long after its due time."""
 
 SLICE_SECONDS: Final = 10
 """Pending messages are counted by slices of the due time. This is the length of a slice; hours are sums of slices."""
 
-WINDOW: Final = timedelta(hours=1)
+TREND_WINDOW: Final = timedelta(hours=1)
 """The length of the windows ``recent`` and ``before`` in the table of failures."""
 
 SCHEDULES: Final = "schedules"
@@ -177,7 +177,7 @@ def pending(parts: str) -> str:
 
 def newly_overdue(parts: str, *, now: datetime) -> str:
     """The ``day`` and ``batch`` of messages that have become overdue since *parts* were written."""
-    last = to_microseconds(now - GRACE - timedelta(seconds=SLICE_SECONDS))
+    last = to_microseconds(now - DELIVERY_GRACE - timedelta(seconds=SLICE_SECONDS))
     return f"""
         select distinct p.day, p.{BATCH} from {parts} as p
         where p.due <= timestamp_micros({last}) and p.overdue < p.count"""
@@ -208,13 +208,13 @@ def lateness(delivered: str) -> str:
                 select {key}, lateness_ms,
                     row_number() over (partition by {key} order by lateness_ms) - 1 as place,
                     count(*) over (partition by {key}) - 1 as top
-                from ({released(delivered)}) as released
+                from ({with_due_minute(delivered)}) as released
             ) as ranked
             group by {key}, top
         ) as bounded"""
 
 
-def released(delivered: str) -> str:
+def with_due_minute(delivered: str) -> str:
     """The facts that the table ``lateness`` counts, with the ``minute`` in which each message was due."""
     return f"""
         select f.*, {_floor("f.due", 60)} as minute from {delivered} as f
@@ -249,7 +249,7 @@ def failures(parts: str) -> str:
     ``recent`` counts the failures in the last hour with facts, ``before`` those in the hour before. ``trend`` is their
     ratio: 2.0 for twice as many, null if there were none before.
     """
-    hour = int(WINDOW.total_seconds()) * 1_000_000
+    hour = int(TREND_WINDOW.total_seconds()) * 1_000_000
     age = "(unix_micros(newest) - unix_micros(minute))"
     return f"""
         select cause as group, exception, endpoint, count, messages, first_seen, last_seen, recent,
@@ -271,8 +271,8 @@ def failures(parts: str) -> str:
 
 
 def overdue(due: str, now: datetime) -> str:
-    """Whether a due time was over for :data:`GRACE` or longer at the time *now*."""
-    return f"{due} <= timestamp_micros({to_microseconds(now - GRACE)})"
+    """Whether a due time was over for :data:`DELIVERY_GRACE` or longer at the time *now*."""
+    return f"{due} <= timestamp_micros({to_microseconds(now - DELIVERY_GRACE)})"
 
 
 _EVENT_KEY: Final = "f.message_id, f.day, f.endpoint, f.kind, f.retries, f.attempt, f.started, f.ended"

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from bide.errors import OffsetsLostError
 from bide.pipelines.audit.fact_rows import facts_of, message_schema
-from bide.pipelines.audit.positions import WAY_OUT
+from bide.pipelines.audit.positions import GAPS_ADVICE
 from bide.spark.batches import RecordBatchBuilder
 from bide.streams.chunk import Chunk
 from bide.streams.log import Address
@@ -22,7 +22,7 @@ class FactReader:
 
     Attributes:
         address: the address of the broker's streams.
-        source: one of :data:`bide.pipelines.audit.columns.TABLES`.
+        source: one of :data:`bide.pipelines.audit.columns.TABLES_BY_SOURCE`.
         layouts: the layout of each stream of a tap.
         time_zone: the time zone of Celery's due times without an offset.
         allow_gaps: whether to leave out messages that a stream does not have any more.
@@ -57,11 +57,11 @@ def chunks_of(address: Address, wanted: OffsetRange, *, allow_gaps: bool) -> Ite
     """The chunks of a range, as :func:`bide.streams.range_reader.read_range` returns them.
 
     Raises:
-        OffsetsLostError: the stream does not have all messages of the range any more. The text has :data:`WAY_OUT`.
+        OffsetsLostError: the stream does not have all messages of the range any more. The text has :data:`GAPS_ADVICE`.
         BrokerError: the range cannot be read.
     """
     try:
         yield from read_range(address, wanted, fail_on_data_loss=not allow_gaps)
     except OffsetsLostError as error:
-        text = str(error).replace(WAY_OUT_OF_GAP, f"Continue with the remaining messages {WAY_OUT}")
+        text = str(error).replace(WAY_OUT_OF_GAP, f"Continue with the remaining messages {GAPS_ADVICE}")
         raise OffsetsLostError(text, stream=error.stream, offset=error.offset, found=error.found) from error

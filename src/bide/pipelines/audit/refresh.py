@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.pipelines.audit import facts, merging, tables
-from bide.pipelines.audit.columns import FACTS, FAILURES_STATE, GROWING, PENDING_STATE
-from bide.pipelines.audit.folder import Batch, Folder, Note
+from bide.pipelines.audit.columns import APPENDED_TABLES, FACT_COLUMNS, FAILURES_STATE, PENDING_STATE
+from bide.pipelines.audit.folder import BatchKey, Folder, Note
 from bide.pipelines.audit.queries import BATCH
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-BROADCAST_IDS: Final = 300_000
+MAX_BROADCAST_IDS: Final = 300_000
 """The largest number of message ids that are broadcast to all tasks. A join with more ids sorts both sides."""
 
 _MESSAGES: Final = "messages"
@@ -45,15 +45,15 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
     Returns:
         The days that were written.
     """
-    fresh: defaultdict[str, set[Batch]] = defaultdict(set)
+    fresh: defaultdict[str, set[BatchKey]] = defaultdict(set)
     for note in notes:
-        for table in (table for table in FACTS if note.rows.get(table)):
+        for table in (table for table in FACT_COLUMNS if note.rows.get(table)):
             fresh[table] |= note.batches
     unfinished = folder.unfinished_work()
-    for table in FACTS:
+    for table in FACT_COLUMNS:
         # On a day that an interrupted round changed, messages without new facts may be missing or duplicated too.
         fresh[table] |= {(day, one) for day in unfinished.days for one in folder.batches(table, day)}
-    overdue = tables.newly_overdue(folder.read(spark, PENDING_STATE, tables.PENDING_PARTS), now=now)
+    overdue = tables.newly_overdue(folder.read(spark, PENDING_STATE, tables.PENDING_PARTS_SCHEMA), now=now)
     to_rewrite = {(row["day"], row["batch"]) for row in overdue.collect()} | unfinished.batches
     days = {day for some in (*fresh.values(), to_rewrite) for day, _ in some}
     failed = {day for day, _ in fresh["failed"]}
@@ -65,10 +65,10 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
             parts = tables.failures_parts(folder.read(spark, "failed", facts.SCHEMAS["failed"], failed))
             folder.write(parts.repartition("day"), FAILURES_STATE)
     if days or not folder.has("pending"):
-        pending = tables.pending(folder.read(spark, PENDING_STATE, tables.PENDING_PARTS))
+        pending = tables.pending(folder.read(spark, PENDING_STATE, tables.PENDING_PARTS_SCHEMA))
         folder.write_whole(pending, "pending", "due_hour", "target")
     if failed or not folder.has("failures"):
-        failures = tables.failures(folder.read(spark, FAILURES_STATE, tables.FAILURES_PARTS))
+        failures = tables.failures(folder.read(spark, FAILURES_STATE, tables.FAILURES_PARTS_SCHEMA))
         folder.write_whole(failures, "failures", F.desc("recent"), F.desc("count"), "group")
     folder.finish_work()
     return days
@@ -77,13 +77,15 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
 def compact(spark: SparkSession, folder: Folder, days: Collection[date]) -> None:
     """Merge the small batches of facts of these days."""
     for table, day, batches in merging.facts_to_merge(folder, days):
-        rows = folder.read_batches(spark, table, facts.schema_of(GROWING[table]), {(day, one) for one in batches})
-        rows.coalesce(1).drop("day", BATCH).write.mode("overwrite").parquet(folder.location(merging.MERGED))
-        merging.replace(folder, table, day, batches)
+        rows = folder.read_batches(
+            spark, table, facts.schema_of(APPENDED_TABLES[table]), {(day, one) for one in batches}
+        )
+        rows.coalesce(1).drop("day", BATCH).write.mode("overwrite").parquet(folder.location(merging.MERGED_FOLDER))
+        merging.replace_batches(folder, table, day, batches)
 
 
 def _refresh_messages(
-    spark: SparkSession, folder: Folder, fresh: Mapping[str, set[Batch]], to_rewrite: set[Batch], *, now: datetime
+    spark: SparkSession, folder: Folder, fresh: Mapping[str, set[BatchKey]], to_rewrite: set[BatchKey], *, now: datetime
 ) -> None:
     """Refresh the table of messages, and the counts of pending messages.
 
@@ -91,63 +93,67 @@ def _refresh_messages(
         to_rewrite: batches of messages to rewrite for other reasons than new facts.
     """
     days = {day for some in fresh.values() for day, _ in some}
-    new = {table: folder.read_batches(spark, table, facts.SCHEMAS[table], fresh.get(table, ())) for table in FACTS}
-    rows = reduce(lambda some, more: some.union(more), (one.select(*tables.KEY) for one in new.values()))
+    new = {
+        table: folder.read_batches(spark, table, facts.SCHEMAS[table], fresh.get(table, ())) for table in FACT_COLUMNS
+    }
+    rows = reduce(lambda some, more: some.union(more), (one.select(*tables.MESSAGE_KEY) for one in new.values()))
     known = rows.where(F.col("message_id").isNotNull()).distinct().persist()
     try:
-        ids = F.broadcast(known) if known.count() <= BROADCAST_IDS else known
+        ids = F.broadcast(known) if known.count() <= MAX_BROADCAST_IDS else known
         found = _batches_with(spark, folder, fresh, days, ids)
         old = {
             table: folder.read_batches(spark, table, facts.SCHEMAS[table], found[table]).join(
-                ids, list(tables.KEY), "left_semi"
+                ids, list(tables.MESSAGE_KEY), "left_semi"
             )
-            for table in FACTS
+            for table in FACT_COLUMNS
             if found[table]
         }
-        whole = (new[table].unionByName(old[table]) if table in old else new[table] for table in FACTS)
+        whole = (new[table].unionByName(old[table]) if table in old else new[table] for table in FACT_COLUMNS)
         number = 1 + max((one for day in days for one in folder.batches(_MESSAGES, day)), default=-1)
         computed = tables.messages(*whole, now=now).withColumn(BATCH, F.lit(number).cast("long"))
 
         merged = _to_merge(folder, days)
         replaced = found[_MESSAGES] | to_rewrite | merged
-        kept = folder.read_batches(spark, _MESSAGES, tables.MESSAGES, replaced).join(ids, list(tables.KEY), "left_anti")
+        unchanged = folder.read_batches(spark, _MESSAGES, tables.MESSAGES_SCHEMA, replaced).join(
+            ids, list(tables.MESSAGE_KEY), "left_anti"
+        )
         if merged:
             batch = F.when(_is_in_batches(merged), F.lit(number)).otherwise(F.col(BATCH))
-            kept = kept.withColumn(BATCH, batch.cast("long"))
+            unchanged = unchanged.withColumn(BATCH, batch.cast("long"))
         touched = replaced | {(day, number) for day in days}
         folder.begin_work(touched)
-        together = computed.unionByName(tables.mark_overdue(kept, now=now))
+        together = computed.unionByName(tables.mark_overdue(unchanged, now=now))
         folder.replace(together.hint("rebalance", "day", BATCH), _MESSAGES, replaced)
     finally:
         known.unpersist()
-    parts = tables.pending_parts(folder.read_batches(spark, _MESSAGES, tables.MESSAGES, touched), now=now)
+    parts = tables.pending_parts(folder.read_batches(spark, _MESSAGES, tables.MESSAGES_SCHEMA, touched), now=now)
     folder.replace(parts.repartition("day", BATCH), PENDING_STATE, touched)
 
 
 def _batches_with(
-    spark: SparkSession, folder: Folder, fresh: Mapping[str, set[Batch]], days: Collection[date], ids: DataFrame
-) -> defaultdict[str, set[Batch]]:
+    spark: SparkSession, folder: Folder, fresh: Mapping[str, set[BatchKey]], days: Collection[date], ids: DataFrame
+) -> defaultdict[str, set[BatchKey]]:
     """The earlier batches of facts and of messages that have any of the messages in *ids*, by table."""
     candidates = []
-    for table in (*FACTS, _MESSAGES):
+    for table in (*FACT_COLUMNS, _MESSAGES):
         old = {(day, one) for day in days for one in folder.batches(table, day)} - fresh.get(table, set())
         if old:
             rows = folder.read_batches(spark, table, facts.schema_of("message_id string, day date"), old)
             candidates.append(rows.withColumn("table", F.lit(table)))
-    found: defaultdict[str, set[Batch]] = defaultdict(set)
+    found: defaultdict[str, set[BatchKey]] = defaultdict(set)
     if candidates:
-        rows = reduce(lambda some, more: some.union(more), candidates).join(ids, list(tables.KEY), "left_semi")
+        rows = reduce(lambda some, more: some.union(more), candidates).join(ids, list(tables.MESSAGE_KEY), "left_semi")
         for row in rows.select("table", "day", BATCH).distinct().collect():
             found[row["table"]].add((row["day"], row["batch"]))
     return found
 
 
-def _to_merge(folder: Folder, days: Collection[date]) -> set[Batch]:
+def _to_merge(folder: Folder, days: Collection[date]) -> set[BatchKey]:
     """The small batches to merge into the new one, of days that have too many of them."""
-    return {(day, one) for day in days for one in merging.to_merge(folder, _MESSAGES, day)}
+    return {(day, one) for day in days for one in merging.batches_to_merge(folder, _MESSAGES, day)}
 
 
-def _is_in_batches(batches: Collection[Batch]) -> Column:
+def _is_in_batches(batches: Collection[BatchKey]) -> Column:
     by_day: defaultdict[date, list[int]] = defaultdict(list)
     for day, number in sorted(batches):
         by_day[day].append(number)
@@ -155,11 +161,11 @@ def _is_in_batches(batches: Collection[Batch]) -> Column:
     return reduce(lambda some, more: some | more, each)
 
 
-def _refresh_lateness(spark: SparkSession, folder: Folder, fresh: set[Batch]) -> None:
+def _refresh_lateness(spark: SparkSession, folder: Folder, fresh: set[BatchKey]) -> None:
     """Refresh the table of lateness, for the minutes in which newly delivered messages were due."""
     schema, days = facts.SCHEMAS["delivered"], {day for day, _ in fresh}
     delivered = folder.read_batches(spark, "delivered", schema, fresh)
-    minutes = tables.released(delivered).select(*_MINUTE_KEY).distinct().persist()
+    minutes = tables.with_due_minute(delivered).select(*_MINUTE_KEY).distinct().persist()
     try:
         span = minutes.agg(*(F.unix_micros(one("minute")) for one in (F.min, F.max))).collect()[0]
         old = {(day, one) for day in days for one in folder.batches("delivered", day)} - fresh
@@ -167,10 +173,10 @@ def _refresh_lateness(spark: SparkSession, folder: Folder, fresh: set[Batch]) ->
             # This filter lets Spark skip most files, because messages of the same time are in the same files.
             first, end = (F.timestamp_micros(F.lit(one)) for one in (span[0], span[1] + 60_000_000))
             rows = folder.read_batches(spark, "delivered", schema, old)
-            rows = tables.released(rows.where((F.col("due") >= first) & (F.col("due") < end)))
+            rows = tables.with_due_minute(rows.where((F.col("due") >= first) & (F.col("due") < end)))
             delivered = delivered.unionByName(_join_minutes(rows, minutes, "left_semi").drop("minute"))
-        kept = _join_minutes(folder.read(spark, "lateness", tables.LATENESS, days), minutes, "left_anti")
-        folder.write(tables.lateness(delivered).unionByName(kept).repartition("day"), "lateness")
+        unchanged = _join_minutes(folder.read(spark, "lateness", tables.LATENESS_SCHEMA, days), minutes, "left_anti")
+        folder.write(tables.lateness(delivered).unionByName(unchanged).repartition("day"), "lateness")
     finally:
         minutes.unpersist()
 

@@ -16,10 +16,16 @@ from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
 from bide.pipelines.audit import merging
-from bide.pipelines.audit.columns import FACTS, TABLES, UNDECODABLE
-from bide.pipelines.audit.folder import BEFORE, Folder, Note
-from bide.pipelines.audit.occurrence_files import TABLE as OCCURRENCES
-from bide.pipelines.audit.positions import PositionFile, Positions, find_new, remove_checkpoints, take_over
+from bide.pipelines.audit.columns import FACT_COLUMNS, TABLES_BY_SOURCE, UNDECODABLE
+from bide.pipelines.audit.folder import PREVIOUS_VERSION, Folder, Note
+from bide.pipelines.audit.occurrence_files import OCCURRENCES_TABLE
+from bide.pipelines.audit.positions import (
+    PositionFile,
+    Positions,
+    find_new_messages,
+    import_checkpoints,
+    remove_checkpoints,
+)
 from bide.pipelines.audit.reading import FactReader
 from bide.pipelines.audit.schedule_log import PendingSchedules, read_schedule_log
 from bide.streams.log import Address, StreamLogs
@@ -79,11 +85,11 @@ class Sources:
     allow_gaps: bool = False
     time_zone: str = "UTC"
 
-    def of(self, source: str) -> tuple[Sequence[str], Mapping[str, str]]:
+    def streams_of(self, source: str) -> tuple[Sequence[str], Mapping[str, str]]:
         """The streams of a source, and their layouts.
 
         Args:
-            source: one of :data:`bide.pipelines.audit.columns.TABLES`.
+            source: one of :data:`bide.pipelines.audit.columns.TABLES_BY_SOURCE`.
         """
         if source == "events":
             return self.events, {}
@@ -97,7 +103,7 @@ class Sources:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class RoundResult:
     """The result of a round.
 
     Attributes:
@@ -107,7 +113,7 @@ class Round:
         undecodable: messages that were written as raw bytes, because they are not AMQP 1.0.
         days: the number of days whose messages were computed again.
         pending: messages that are scheduled and not delivered, without those in the schedule log.
-        overdue: the pending messages that were due more than :data:`bide.pipelines.audit.queries.GRACE` ago.
+        overdue: the pending messages that were due more than :data:`bide.pipelines.audit.queries.DELIVERY_GRACE` ago.
         read_seconds: the time that it took to read the streams and to write facts.
         seconds: the time that the whole round took.
     """
@@ -123,7 +129,7 @@ class Round:
     seconds: float
 
 
-def run(spark: SparkSession | None, sources: Sources, folder: Folder) -> Round:
+def run(spark: SparkSession | None, sources: Sources, folder: Folder) -> RoundResult:
     """Run one round: read the messages that are in the streams now, and refresh all tables.
 
     A round locks the folder. To keep the lock between several rounds, hold :meth:`Folder.lock` around them.
@@ -157,17 +163,17 @@ def _engine(spark: SparkSession | None, folder: Folder) -> AuditEngine:
     return SparkAudit(spark, folder)
 
 
-def _run(engine: AuditEngine, sources: Sources, folder: Folder) -> Round:
+def _run(engine: AuditEngine, sources: Sources, folder: Folder) -> RoundResult:
     began = time.monotonic()
     # The time before the streams are read: a message that was due by then and delivered on time is in the streams.
     now = datetime.now(UTC)
-    if folder.version == BEFORE:
-        take_over(folder)
+    if folder.version == PREVIOUS_VERSION:
+        import_checkpoints(folder)
         folder.write_version()
     remove_checkpoints(folder)
-    merging.finish(folder)
+    merging.finish_replacing(folder)
     with StreamLogs(sources.address) as logs:
-        for source in TABLES:
+        for source in TABLES_BY_SOURCE:
             _append_facts(engine, sources, folder, source, logs)
     schedules = read_schedule_log(
         sources.address, tuple(sources.schedules), folder, now=now, allow_gaps=sources.allow_gaps
@@ -177,15 +183,15 @@ def _run(engine: AuditEngine, sources: Sources, folder: Folder) -> Round:
     days = engine.refresh(notes, now=now)
     folder.delete_notes(notes)
     engine.compact({day for note in notes for day in note.days})
-    rows = Counter(dict.fromkeys(FACTS, 0))
+    rows = Counter(dict.fromkeys(FACT_COLUMNS, 0))
     for note in notes:
         rows.update(note.rows)
     pending, overdue = engine.pending()
     ended = time.monotonic()
-    return Round(
+    return RoundResult(
         undecodable=rows.pop(UNDECODABLE, 0),
         ended={name.partition("/")[2]: count for name, count in rows.items() if "/" in name},
-        rows={name: rows[name] for name in FACTS if name != OCCURRENCES},
+        rows={name: rows[name] for name in FACT_COLUMNS if name != OCCURRENCES_TABLE},
         schedules=schedules,
         days=len(days),
         pending=pending,
@@ -199,10 +205,10 @@ def _append_facts(engine: AuditEngine, sources: Sources, folder: Folder, source:
     """Append the facts of the messages that the streams of a source have now."""
     file = PositionFile(folder, source)
     known = file.clear()
-    streams, layouts = sources.of(source)
+    streams, layouts = sources.streams_of(source)
     if not streams and not known.offsets:
         return
-    new = find_new(logs, streams, known.offsets, allow_gaps=sources.allow_gaps)
+    new = find_new_messages(logs, streams, known.offsets, allow_gaps=sources.allow_gaps)
     reader = FactReader(
         address=sources.address,
         source=source,

@@ -15,9 +15,9 @@ from bide.errors import OffsetsLostError, ScheduleLogError, UndecodableMessageEr
 from bide.gate.log_follower import LogFollower
 from bide.gate.snapshot_finder import FoundSnapshot, SnapshotFinder
 from bide.pipelines.audit.occurrence_files import KnownPartition, OccurrenceFiles
-from bide.pipelines.audit.occurrence_state import Occurrence, OccurrenceState, PendingCount, opened
-from bide.pipelines.audit.positions import WAY_OUT
-from bide.pipelines.audit.queries import GRACE
+from bide.pipelines.audit.occurrence_state import Occurrence, OccurrenceState, PendingCount, open_state
+from bide.pipelines.audit.positions import GAPS_ADVICE
+from bide.pipelines.audit.queries import DELIVERY_GRACE
 from bide.pipelines.audit.reading import chunks_of
 from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
-NAMES: Final = ScheduleNames()
+SCHEDULE_NAMES: Final = ScheduleNames()
 
-UNKNOWN: Final = "unknown"
+UNKNOWN_OUTCOME: Final = "unknown"
 """The outcome of an occurrence that ended in a record which the audit could not read."""
 
 _ATTEMPTS: Final = 3
@@ -51,8 +51,8 @@ class PendingSchedules:
         waiting: schedules that wait for an occurrence, including paused ones.
         paused: schedules that are paused.
         under_way: occurrences that a gate has claimed, and has not reported as delivered or undeliverable.
-        overdue: schedules and occurrences that were due more than :data:`bide.pipelines.audit.queries.GRACE` ago,
-            without paused ones.
+        overdue: schedules and occurrences that were due more than
+            :data:`bide.pipelines.audit.queries.DELIVERY_GRACE` ago, without paused ones.
     """
 
     waiting: int = 0
@@ -79,7 +79,8 @@ def read_schedule_log(
 
     Args:
         streams: the streams of the log that exist.
-        now: schedules that were due more than :data:`bide.pipelines.audit.queries.GRACE` before this time are overdue.
+        now: schedules that were due more than :data:`bide.pipelines.audit.queries.DELIVERY_GRACE` before this time are
+            overdue.
         allow_gaps: whether to continue although records or a stream were lost. Occurrences that ended in lost records
             have the outcome ``unknown``.
 
@@ -98,12 +99,12 @@ def read_schedule_log(
     if not streams and not files.known:
         return None
     files.begin()
-    kept: dict[str, KnownPartition] = {}
+    followed_partitions: dict[str, KnownPartition] = {}
     pending: list[PendingCount] = []
-    before = to_milliseconds(now - GRACE)
+    before = to_milliseconds(now - DELIVERY_GRACE)
     with tempfile.TemporaryDirectory(prefix="bide-audit-") as local, StreamLogs(address) as logs:
         for number in range(PARTITIONS):
-            stream, known = NAMES.log(number), files.known.get(NAMES.log(number))
+            stream, known = SCHEDULE_NAMES.log(number), files.known.get(SCHEDULE_NAMES.log(number))
             reader = _PartitionReader(address, logs, files, number, allow_gaps=allow_gaps)
             path = Path(local) / f"{number}.db"
             if stream not in streams:
@@ -112,12 +113,12 @@ def read_schedule_log(
                 continue
             if (followed := reader.follow(known, path)) is None:
                 continue
-            kept[stream] = followed
-            with opened(path, is_new=False) as state:
+            followed_partitions[stream] = followed
+            with open_state(path, is_new=False) as state:
                 pending += state.pending(before)
             path.unlink()
     files.write_pending(pending)
-    files.commit(kept)
+    files.commit(followed_partitions)
     under_way = sum(one.under_way for one in pending)
     return PendingSchedules(
         waiting=sum(one.total for one in pending) - under_way,
@@ -138,7 +139,7 @@ class _PartitionReader:
         self._files = files
         self._number = number
         self._allow_gaps = allow_gaps
-        self._stream = NAMES.log(number)
+        self._stream = SCHEDULE_NAMES.log(number)
         self._exchanges = BoundedCache[bytes, str]()
         self._is_recreated = False
         self._ended: set[str] | None = None
@@ -155,17 +156,17 @@ class _PartitionReader:
             return self._build(path, end, after=-1)
         self._files.fetch(known, path)
         try:
-            with opened(path, is_new=False) as state:
+            with open_state(path, is_new=False) as state:
                 state.position = replace(known.position)
                 changes = self._read_on(state, end)
                 position = replace(state.position)
         except OffsetsLostError as error:
             if not self._allow_gaps:
                 raise
-            log.warning("occurrences that ended in a gap get the outcome %r: %s", UNKNOWN, error)
-            self._files.drop()
+            log.warning("occurrences that ended in a gap get the outcome %r: %s", UNKNOWN_OUTCOME, error)
+            self._files.discard_added()
             return self._rebuild(known, path, end)
-        self._files.keep()
+        self._files.accept_added()
         file = self._files.store(path, self._number) if changes else known.file
         return KnownPartition(file=file, position=position)
 
@@ -177,15 +178,15 @@ class _PartitionReader:
         """
         if not self._allow_gaps:
             raise OffsetsLostError(
-                f"the stream {self._stream!r} of an earlier round does not exist any more. Continue {WAY_OUT}",
+                f"the stream {self._stream!r} of an earlier round does not exist any more. Continue {GAPS_ADVICE}",
                 stream=self._stream,
                 offset=known.position.offset + 1,
             )
         self._files.fetch(known, path)
-        with opened(path, is_new=False) as state:
+        with open_state(path, is_new=False) as state:
             for one in state.occurrences():
                 self._end_unknown(one)
-        self._files.keep()
+        self._files.accept_added()
 
     def _read_on(self, state: OccurrenceState, end: int) -> bool:
         """Read from the last record on. Returns whether the entries of the state have changed."""
@@ -204,7 +205,7 @@ class _PartitionReader:
         Args:
             after: the table already has the occurrences that ended at offsets up to this one.
         """
-        follower = LogFollower(ScheduleFold(state, self._number), NAMES)
+        follower = LogFollower(ScheduleFold(state, self._number), SCHEDULE_NAMES)
         last, has_changed = state.position.offset, False
         for one in self._records(start, end):
             if one.offset <= last:
@@ -223,7 +224,7 @@ class _PartitionReader:
         if follower.has_missed:
             raise OffsetsLostError(
                 f"the stream {self._stream!r} does not have all records after offset {last:,} any more: retention "
-                f"removed some of them before they were read. Continue with the remaining messages {WAY_OUT}",
+                f"removed some of them before they were read. Continue with the remaining messages {GAPS_ADVICE}",
                 stream=self._stream,
                 offset=last + 1,
             )
@@ -236,15 +237,15 @@ class _PartitionReader:
         for attempt in range(1, _ATTEMPTS + 1):
             path.unlink(missing_ok=True)
             try:
-                with opened(path, is_new=True) as state:
+                with open_state(path, is_new=True) as state:
                     if (first := self._logs.first(self._stream)) > 0:
                         self._load_snapshot(state, first, end)
                     self._fold(state, max(state.position.offset, 0), end, after=after)
                     position = replace(state.position)
-                self._files.keep()
+                self._files.accept_added()
                 return KnownPartition(file=self._files.store(path, self._number), position=position)
             except OffsetsLostError as error:
-                self._files.drop()
+                self._files.discard_added()
                 if attempt == _ATTEMPTS:
                     raise
                 log.info("reading %s again from a later snapshot: %s", self._stream, error)
@@ -258,23 +259,23 @@ class _PartitionReader:
     def _rebuild(self, known: KnownPartition, path: Path, end: int) -> KnownPartition | None:
         """Build a new state. Occurrences of the old state that the new one lacks ended in lost records."""
         self._files.fetch(known, path)
-        with opened(path, is_new=False) as state:
+        with open_state(path, is_new=False) as state:
             before = {one.occurrence: one for one in state.occurrences()}
         self._ended = set()
         found = self._build(path, end, after=-1 if self._is_recreated else known.position.offset)
         if found is None:
             return None
-        with opened(path, is_new=False) as state:
+        with open_state(path, is_new=False) as state:
             for one in state.occurrences():
                 before.pop(one.occurrence, None)
         for occurrence, entry in before.items():
             if occurrence not in self._ended:
                 self._end_unknown(entry)
-        self._files.keep()
+        self._files.accept_added()
         return found
 
     def _end_unknown(self, entry: Occurrence) -> None:
-        self._files.add(entry, UNKNOWN, ended=None, stream=self._stream, offset=None)
+        self._files.add(entry, UNKNOWN_OUTCOME, ended=None, stream=self._stream, offset=None)
 
     def _load_snapshot(self, state: OccurrenceState, first: int, end: int) -> None:
         """Load the earliest complete snapshot after which the log has all records."""
@@ -282,7 +283,7 @@ class _PartitionReader:
         missing = set(found.numbers)
         assert found.position.snapshot is not None
         for one in self._records(found.position.snapshot, found.end + 1):
-            number = found.number_of(one.body) if one.exchange == NAMES.gates else None
+            number = found.number_of(one.body) if one.exchange == SCHEDULE_NAMES.gates else None
             if number in missing:
                 missing.discard(number)
                 chunk = decode(one.body)
@@ -294,7 +295,7 @@ class _PartitionReader:
     def _find_snapshot(self, first: int, end: int) -> FoundSnapshot:
         finder = SnapshotFinder()
         for one in self._records(first, end):
-            found = finder.add(one.offset, one.body) if one.exchange == NAMES.gates else None
+            found = finder.add(one.offset, one.body) if one.exchange == SCHEDULE_NAMES.gates else None
             if found is not None and found.position.offset >= first:
                 return found
         raise ScheduleLogError(
@@ -330,7 +331,7 @@ class _PartitionReader:
         self._is_recreated = True
         return OffsetsLostError(
             f"the stream {self._stream!r} ends at offset {end:,} and does not have the record at offset {last:,} that "
-            f"was read before: it was deleted and declared again. Continue {WAY_OUT}",
+            f"was read before: it was deleted and declared again. Continue {GAPS_ADVICE}",
             stream=self._stream,
             offset=last,
         )

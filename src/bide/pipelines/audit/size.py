@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from pyarrow import fs
 
-from bide.pipelines.audit.columns import TABLES
-from bide.pipelines.audit.positions import PositionFile, find_new
+from bide.pipelines.audit.columns import TABLES_BY_SOURCE
+from bide.pipelines.audit.positions import PositionFile, find_new_messages
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import is_uri
 from bide.runtime.wording import in_bytes
@@ -43,11 +43,11 @@ def _bytes_of_new(sources: Sources, folder: Folder) -> float:
     """Estimate the bytes of the new messages of all sources, from the size of the first new ones of each stream."""
     size = 0.0
     with StreamLogs(sources.address) as logs:
-        for source in TABLES:
+        for source in TABLES_BY_SOURCE:
             known = PositionFile(folder, source).read().offsets
-            streams, _ = sources.of(source)
+            streams, _ = sources.streams_of(source)
             # The round itself reports gaps.
-            new = find_new(logs, streams, known, allow_gaps=True)
+            new = find_new_messages(logs, streams, known, allow_gaps=True)
             for stream, begin in new.begin.items():
                 if (count := new.end[stream] - begin) > 0:
                     size += count * logs.message_size(stream, begin)

@@ -19,18 +19,18 @@ from pyarrow import parquet
 
 from bide.pipelines.audit import merging, queries
 from bide.pipelines.audit.columns import (
-    FACTS,
-    FAILURES,
-    FAILURES_PARTS,
+    APPENDED_TABLES,
+    FACT_COLUMNS,
+    FAILURES_COLUMNS,
+    FAILURES_PARTS_COLUMNS,
     FAILURES_STATE,
-    GROWING,
-    LATENESS,
+    LATENESS_COLUMNS,
     MESSAGES_SCHEMA,
-    MOMENT,
-    PENDING,
-    PENDING_PARTS,
+    PENDING_COLUMNS,
+    PENDING_PARTS_COLUMNS,
     PENDING_STATE,
-    TABLES,
+    TABLES_BY_SOURCE,
+    TIMESTAMP,
     UNDECODABLE,
     arrow_schema,
     table_of_rows,
@@ -85,7 +85,7 @@ class SmallAudit:
         facts = pa.Table.from_batches(read, fact_schema(reader.source))
         counts: dict[str, int] = {}
         days: set[date] = set()
-        for table in (*TABLES[reader.source], UNDECODABLE):
+        for table in (*TABLES_BY_SOURCE[reader.source], UNDECODABLE):
             rows = rows_of(facts, table)
             place = f"{UNDECODABLE}/source={reader.source}" if table == UNDECODABLE else table
             for day, some in _by_day(rows):
@@ -108,58 +108,60 @@ class SmallAudit:
             The days that were written.
         """
         folder, unfinished = self._folder, self._folder.unfinished_work()
-        days = {day for note in notes if any(map(note.rows.get, FACTS)) for day in note.days}
+        days = {day for note in notes if any(map(note.rows.get, FACT_COLUMNS)) for day in note.days}
         days |= unfinished.days | {day for day, _ in unfinished.batches}
         with memory_database() as database:
             tables = _Tables(database)
-            tables.add("parts", self._read_all(PENDING_STATE, arrow_schema(PENDING_PARTS)))
+            tables.add("parts", self._read_all(PENDING_STATE, arrow_schema(PENDING_PARTS_COLUMNS)))
             days |= {row[0] for row in tables.rows(queries.newly_overdue("parts", now=now))}
             if days:
                 self._compute(tables, days, now=now)
             if days or not folder.has("pending"):
-                tables.add("parts", self._read_all(PENDING_STATE, arrow_schema(PENDING_PARTS)))
+                tables.add("parts", self._read_all(PENDING_STATE, arrow_schema(PENDING_PARTS_COLUMNS)))
                 query = f"{queries.pending('parts')} order by due_hour nulls first, target nulls first"
-                self._replace(tables.table(query, arrow_schema(PENDING)), "pending")
+                self._replace(tables.table(query, arrow_schema(PENDING_COLUMNS)), "pending")
             if days or not folder.has("failures"):
-                tables.add("parts", self._read_all(FAILURES_STATE, arrow_schema(FAILURES_PARTS)))
+                tables.add("parts", self._read_all(FAILURES_STATE, arrow_schema(FAILURES_PARTS_COLUMNS)))
                 query = f'{queries.failures("parts")} order by recent desc, count desc, "group" nulls first'
-                self._replace(tables.table(query, arrow_schema(FAILURES)), "failures")
+                self._replace(tables.table(query, arrow_schema(FAILURES_COLUMNS)), "failures")
         folder.finish_work()
         return days
 
     def compact(self, days: Collection[date]) -> None:
         """Merge the small batches of facts of these days."""
         for table, day, batches in merging.facts_to_merge(self._folder, days):
-            schema = arrow_schema(GROWING[table])
+            schema = arrow_schema(APPENDED_TABLES[table])
             places = [posixpath.join(table, f"day={day}", f"batch={one}") for one in batches]
             rows = pa.concat_tables([self._read(place, day, schema) for place in places])
-            if self._folder.exists(merged := self._folder.path(merging.MERGED)):
+            if self._folder.exists(merged := self._folder.path(merging.MERGED_FOLDER)):
                 self._folder.files.delete_dir(merged)
-            self._write(rows.drop_columns(["day"]), merging.MERGED)
-            merging.replace(self._folder, table, day, batches)
+            self._write(rows.drop_columns(["day"]), merging.MERGED_FOLDER)
+            merging.replace_batches(self._folder, table, day, batches)
 
     def pending(self) -> tuple[int, int]:
         """The number of pending messages, and how many of them are overdue."""
-        rows = self._read("pending", None, arrow_schema(PENDING))
+        rows = self._read("pending", None, arrow_schema(PENDING_COLUMNS))
         return pc.sum(rows.column("count")).as_py() or 0, pc.sum(rows.column("overdue")).as_py() or 0
 
     def _compute(self, tables: _Tables, days: Collection[date], *, now: datetime) -> None:
         """Compute the messages, their lateness and the failures of whole days."""
         folder = self._folder
-        for table, columns in FACTS.items():
+        for table, columns in FACT_COLUMNS.items():
             schema = arrow_schema(columns)
             tables.add(table, pa.concat_tables([schema.empty_table(), *self._days_of(table, days, schema)]))
-        computed = tables.table(queries.messages(*FACTS, now=now, forms=_FORMS), MESSAGES_SCHEMA)
+        computed = tables.table(queries.messages(*FACT_COLUMNS, now=now, forms=_FORMS), MESSAGES_SCHEMA)
         replaced = {(day, one) for day in days for one in folder.batches(_MESSAGES, day)}
         number = 1 + max((one for _, one in replaced), default=-1)
         folder.begin_work(replaced | {(day, number) for day in days})
         self._replace_days(computed, _MESSAGES, days, batch=number)
         tables.add(_MESSAGES, computed.append_column(BATCH, pa.repeat(pa.scalar(number), computed.num_rows)))
-        parts = tables.table(queries.pending_parts(_MESSAGES, now=now, forms=_FORMS), arrow_schema(PENDING_PARTS))
+        parts = tables.table(
+            queries.pending_parts(_MESSAGES, now=now, forms=_FORMS), arrow_schema(PENDING_PARTS_COLUMNS)
+        )
         self._replace_days(parts.drop_columns([BATCH]), PENDING_STATE, days, batch=number)
-        late = tables.table(queries.lateness("delivered"), arrow_schema(LATENESS))
+        late = tables.table(queries.lateness("delivered"), arrow_schema(LATENESS_COLUMNS))
         self._replace_days(late, "lateness", days)
-        failed = tables.table(queries.failures_parts("failed"), arrow_schema(FAILURES_PARTS))
+        failed = tables.table(queries.failures_parts("failed"), arrow_schema(FAILURES_PARTS_COLUMNS))
         self._replace_days(failed, FAILURES_STATE, days)
 
     # -- Files
@@ -245,7 +247,7 @@ def _without_zone(kind: pa.DataType) -> pa.DataType:
     """The type without the zone of times: some comparisons of times with a zone need DuckDB's extension ``icu``."""
     if pa.types.is_list(kind):
         return pa.list_(pa.struct([(one.name, _without_zone(one.type)) for one in kind.value_type]))
-    return pa.timestamp("us") if kind == MOMENT else kind
+    return pa.timestamp("us") if kind == TIMESTAMP else kind
 
 
 def _by_day(rows: pa.Table) -> Iterator[tuple[date, pa.Table]]:

@@ -12,7 +12,7 @@ from bide.endpoint.events import EVENTS
 from bide.errors import AccessRefusedError, NotAppliedError, TargetNotFoundError
 from bide.pipelines.audit.fact_rows import zone_of
 from bide.pipelines.audit.run import BATCH_ROWS, Sources
-from bide.pipelines.audit.schedule_log import NAMES
+from bide.pipelines.audit.schedule_log import SCHEDULE_NAMES
 from bide.runtime.logs import logger
 from bide.schedules.names import PARTITIONS
 from bide.streams.log import Address, StreamLogs
@@ -20,7 +20,7 @@ from bide.streams.log import Address, StreamLogs
 if TYPE_CHECKING:
     from bide.delay.protocol import DelayInfrastructure
 
-TAPPED: Final[tuple[Layout, ...]] = ("clock", "nservicebus", "nservicebus-v1", "celery")
+TAPPED_LAYOUTS: Final[tuple[Layout, ...]] = ("clock", "nservicebus", "nservicebus-v1", "celery")
 """The layouts that have taps."""
 
 log = logger(__name__)
@@ -38,7 +38,10 @@ def candidates(layouts: Iterable[str] = (), *, prefix: str | None = None) -> lis
     Raises:
         InvalidInputError: a layout is unknown, or the prefix is invalid.
     """
-    return [make_infrastructure(layout, prefix=prefix if layout in _PREFIXED else None) for layout in layouts or TAPPED]
+    return [
+        make_infrastructure(layout, prefix=prefix if layout in _PREFIXED else None)
+        for layout in layouts or TAPPED_LAYOUTS
+    ]
 
 
 def find_sources(
@@ -79,7 +82,7 @@ def find_sources(
             scheduled[taps.scheduled] = delivered[taps.delivered] = infrastructure.name
     named, events = events, events or (EVENTS,)
     port = port or stream_port(url, os.environ)
-    schedules = tuple(map(NAMES.log, range(PARTITIONS)))
+    schedules = tuple(map(SCHEDULE_NAMES.log, range(PARTITIONS)))
     with StreamLogs(Address.of(url, port)) as logs:
         existing = {name for name in (*scheduled, *delivered, *events) if _exists(logs, name)}
         existing |= _readable(logs, schedules)
@@ -97,7 +100,7 @@ def find_sources(
     if not existing:
         raise NotAppliedError(
             f"there is nothing to audit: neither the streams of taps ({', '.join(scheduled)}) nor the events stream "
-            f"{' or '.join(events)} nor a schedule log ({NAMES.operations}) exist on this virtual host: call "
+            f"{' or '.join(events)} nor a schedule log ({SCHEDULE_NAMES.operations}) exist on this virtual host: call "
             "bide.admin.taps.turn_on(...) with the same layout and prefix, or give endpoints a bide.EventStream()"
         )
     return Sources(

@@ -14,14 +14,14 @@ from bide.pipelines.audit.facts import schema_of
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-MESSAGES: Final = from_arrow_schema(columns.MESSAGES_SCHEMA)
-LATENESS: Final = schema_of(columns.LATENESS)
-PENDING: Final = schema_of(columns.PENDING)
-FAILURES: Final = schema_of(columns.FAILURES)
-PENDING_PARTS: Final = schema_of(columns.PENDING_PARTS)
-FAILURES_PARTS: Final = schema_of(columns.FAILURES_PARTS)
+MESSAGES_SCHEMA: Final = from_arrow_schema(columns.MESSAGES_SCHEMA)
+LATENESS_SCHEMA: Final = schema_of(columns.LATENESS_COLUMNS)
+PENDING_SCHEMA: Final = schema_of(columns.PENDING_COLUMNS)
+FAILURES_SCHEMA: Final = schema_of(columns.FAILURES_COLUMNS)
+PENDING_PARTS_SCHEMA: Final = schema_of(columns.PENDING_PARTS_COLUMNS)
+FAILURES_PARTS_SCHEMA: Final = schema_of(columns.FAILURES_PARTS_COLUMNS)
 
-KEY: Final = ("message_id", "day")
+MESSAGE_KEY: Final = ("message_id", "day")
 """The columns that identify a message."""
 
 
@@ -96,9 +96,9 @@ def lateness(delivered: DataFrame) -> DataFrame:
     return _run(queries.lateness("{delivered}"), delivered=delivered)
 
 
-def released(delivered: DataFrame) -> DataFrame:
+def with_due_minute(delivered: DataFrame) -> DataFrame:
     """The facts that the table ``lateness`` counts, with the ``minute`` in which each message was due."""
-    return _run(queries.released("{delivered}"), delivered=delivered)
+    return _run(queries.with_due_minute("{delivered}"), delivered=delivered)
 
 
 def failures_parts(failed: DataFrame) -> DataFrame:

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.pipelines.audit import facts, tables
 from bide.pipelines.audit.columns import UNDECODABLE
-from bide.pipelines.audit.fact_rows import TABLE
+from bide.pipelines.audit.fact_rows import TABLE_COLUMN
 from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.reading import FactReader
 from bide.pipelines.audit.refresh import compact, refresh
@@ -49,11 +49,13 @@ class SparkAudit:
         counts: dict[str, int] = {}
         days: set[date] = set()
         try:
-            grouped = read.groupBy(TABLE).agg(F.count(F.lit(1)).alias("rows"), F.collect_set("day").alias("days"))
+            grouped = read.groupBy(TABLE_COLUMN).agg(
+                F.count(F.lit(1)).alias("rows"), F.collect_set("day").alias("days")
+            )
             for found in grouped.collect():
-                table = found[TABLE]
+                table = found[TABLE_COLUMN]
                 place = f"{UNDECODABLE}/source={reader.source}" if table == UNDECODABLE else table
-                self._folder.append(facts.of_table(read, table), place, batch)
+                self._folder.append(facts.rows_of_table(read, table), place, batch)
                 counts[table] = found["rows"]
                 days.update(found["days"])
         finally:
@@ -70,7 +72,7 @@ class SparkAudit:
 
     def pending(self) -> tuple[int, int]:
         """The number of pending messages, and how many of them are overdue."""
-        found = self._folder.read(self._spark, "pending", tables.PENDING)
+        found = self._folder.read(self._spark, "pending", tables.PENDING_SCHEMA)
         count, overdue = found.agg(F.sum("count"), F.sum("overdue")).collect()[0]
         return count or 0, overdue or 0
 

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 from pyarrow import fs
 
-from bide.pipelines.audit.columns import FACTS, MOMENT, arrow_schema
+from bide.pipelines.audit.columns import FACT_COLUMNS, TIMESTAMP, arrow_schema
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import is_below_hidden, is_uri
 from bide.pipelines.memory_database import memory_database
@@ -87,7 +87,7 @@ class FactTables:
     def add(self, name: str, rows: pa.Table) -> None:
         """Add a table."""
         # Comparisons of times with a zone need an extension of DuckDB.
-        plain = pa.schema([(one.name, _PLAIN if one.type == MOMENT else one.type) for one in rows.schema])
+        plain = pa.schema([(one.name, _PLAIN if one.type == TIMESTAMP else one.type) for one in rows.schema])
         self._database.register(name, rows.cast(plain))
 
 
@@ -115,7 +115,7 @@ def fact_tables(folder: Folder, *, largest: int | None = SMALL) -> Iterator[Fact
             database.execute(_FUNCTIONS)
             tables = FactTables(database, shown)
             for name, columns in _READ.items():
-                schema = pa.schema([arrow_schema(FACTS[name]).field(column) for column in columns])
+                schema = pa.schema([arrow_schema(FACT_COLUMNS[name]).field(column) for column in columns])
                 rows = schema.empty_table()
                 if files[name]:
                     read, room = read_columns([Path(one.path) for one in files[name]], columns, largest=room)

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyarrow import fs, parquet
 
 from bide.errors import InvalidInputError
-from bide.pipelines.audit.columns import MOMENT
+from bide.pipelines.audit.columns import TIMESTAMP
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import is_hidden
 from bide.pipelines.ledger import Head, Ledger, Part
@@ -45,8 +45,8 @@ if TYPE_CHECKING:
 
 _CHOSEN_SCHEMA: Final = pa.schema(
     [
-        *(("message_id", pa.string()), ("queue", pa.string()), ("failed_at", MOMENT), ("stream", pa.string())),
-        *(("offset", pa.int64()), ("deliver_at", MOMENT), ("part", pa.int32())),
+        *(("message_id", pa.string()), ("queue", pa.string()), ("failed_at", TIMESTAMP), ("stream", pa.string())),
+        *(("offset", pa.int64()), ("deliver_at", TIMESTAMP), ("part", pa.int32())),
     ]
 )
 _NOTHING: Final = _CHOSEN_SCHEMA.empty_table()
@@ -267,7 +267,7 @@ def _chosen_folder(ledger: Ledger) -> str:
 
 def _rows_of(chosen: pa.Table) -> list[dict[str, Any]]:
     """The rows of a choice, with times in microseconds."""
-    numbers = pa.schema([(one.name, pa.int64() if one.type == MOMENT else one.type) for one in chosen.schema])
+    numbers = pa.schema([(one.name, pa.int64() if one.type == TIMESTAMP else one.type) for one in chosen.schema])
     return chosen.cast(numbers).to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
