@@ -27,7 +27,7 @@ from bide.error_queues import ErrorQueue, Selection
 from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.run import RoundResult, run
 from bide.pipelines.audit.sources import candidates, find_sources
-from bide.pipelines.formats import to_read
+from bide.pipelines.formats import escape_pattern_characters
 from bide.streams.log import Address
 from bide.topology import Binding, Queue, Topology
 from tests import stream_publisher
@@ -68,7 +68,7 @@ class Audited:
         return run(self.spark, self.sources, self.folder)
 
     def table(self, name: str) -> DataFrame:
-        return self.spark.read.parquet(to_read(str(self.place / name)))
+        return self.spark.read.parquet(escape_pattern_characters(str(self.place / name)))
 
     def messages(self) -> list[Any]:
         return self.table("messages").orderBy("message_id").collect()

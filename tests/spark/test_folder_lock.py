@@ -20,7 +20,7 @@ from pyarrow import fs
 from bide.errors import FolderInUseError
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import Sources, run
-from bide.pipelines.folder_lock import LOCK, LockHolder, hold
+from bide.pipelines.folder_lock import LOCK_FILE, LockHolder, hold
 from bide.pipelines.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def test_a_second_run_is_refused_while_the_first_holds_the_lock(tmp_path: Path) 
             pytest.fail("two have the lock")
         process.communicate("")
         with ledger.lock():
-            assert json.loads((tmp_path / "ledger" / LOCK).read_text())["pid"] == os.getpid()
+            assert json.loads((tmp_path / "ledger" / LOCK_FILE).read_text())["pid"] == os.getpid()
 
 
 def test_a_killed_run_releases_the_lock(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_a_killed_run_releases_the_lock(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         with Ledger(str(tmp_path / "ledger")).lock():
-            assert json.loads((tmp_path / "ledger" / LOCK).read_text())["pid"] == os.getpid()
+            assert json.loads((tmp_path / "ledger" / LOCK_FILE).read_text())["pid"] == os.getpid()
 
 
 def test_a_second_audit_round_is_refused_while_the_first_holds_the_lock(spark: SparkSession, tmp_path: Path) -> None:
@@ -101,11 +101,11 @@ class Store:
         self.files.create_dir("ledgers/one", recursive=True)
 
     def write(self, **of: Any) -> None:
-        with self.files.open_output_stream(f"ledgers/one/{LOCK}") as file:
+        with self.files.open_output_stream(f"ledgers/one/{LOCK_FILE}") as file:
             file.write(json.dumps({"since": "2026-11-21T10:00:00+00:00", "token": "t", **of}).encode())
 
     def is_locked(self) -> bool:
-        return bool(self.files.get_file_info(f"ledgers/one/{LOCK}").type == fs.FileType.File)
+        return bool(self.files.get_file_info(f"ledgers/one/{LOCK_FILE}").type == fs.FileType.File)
 
     def hold(self) -> Any:
         return hold(self.files, "ledgers/one", what="the ledger s3://ledgers/one")

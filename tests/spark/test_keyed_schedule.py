@@ -42,7 +42,7 @@ def reminders(spark: SparkSession, count: int) -> DataFrame:
 
 def run_pipeline(rows: DataFrame, plan: SchedulePlan, ledger: Ledger) -> int:
     found = survey(rows, plan, now=datetime.now(UTC))
-    assert found.bad == 0, "the small infrastructure does not limit how long a schedule waits"
+    assert found.invalid == 0, "the small infrastructure does not limit how long a schedule waits"
     sent = send(rows, plan, ledger, head_for(ledger, plan, found, part_rows=500)).collect()
     return sum(one["sent"] for one in sent)
 
@@ -125,4 +125,4 @@ def test_a_missing_or_binary_key_column_is_refused(spark: SparkSession) -> None:
 def test_rows_without_a_due_time_are_counted_before_anything_is_sent(spark: SparkSession) -> None:
     rows = spark.sql("select 'a' as customer, now() + interval 90 days as due union all select 'b', null")
     found = survey(rows, plan_for("amqp://localhost:1", "orders"), now=datetime.now(UTC) - timedelta(minutes=1))
-    assert (found.without_time, found.too_late, found.bad) == (1, 0, 1)
+    assert (found.without_time, found.too_late, found.invalid) == (1, 0, 1)

@@ -9,7 +9,7 @@ import pytest
 import bide
 from bide.cli.app import run
 from bide.errors import TargetNotFoundError
-from bide.pipelines.ledger import Head, Ledger
+from bide.pipelines.ledger import Ledger, LedgerHead
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
@@ -55,7 +55,7 @@ def test_errors_of_a_schedule_are_found_before_spark_starts(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(table.parent)
-    Ledger("begun").begin(Head(plan="another", broker="another", rows=1, checksum=0, parts=1))
+    Ledger("begun").begin(LedgerHead(plan="another", broker="another", rows=1, checksum=0, parts=1))
     Path("odd").mkdir()
     Path("odd", "ledger.json").write_text("{")
     assert run(["pipeline", "schedule", str(table), "--at-column", "due", *NO_BROKER, *NO_ZONE, *arguments]) == 2

@@ -13,7 +13,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import ConnectionLostError, NotFoundError
 from bide.pipelines.replay import tap_reader
-from bide.pipelines.replay.tap_reader import ReplayRun, Wanted, copies, held_offsets, send_back
+from bide.pipelines.replay.tap_reader import ReplayMessage, ReplayRun, available_offsets, read_copies, send_back
 from tests.broker.receiving import fresh
 from tests.faults.proxy import Proxy
 from tests.support import Vhost
@@ -72,7 +72,7 @@ async def found(url: str, stream: str, offsets: Sequence[int]) -> list[int]:
     """Those of the offsets at which there is something."""
     connection = await Connection.open(BrokerUrl.parse(url))
     try:
-        return [offset async for offset, _ in copies(connection, stream, offsets)]
+        return [offset async for offset, _ in read_copies(connection, stream, offsets)]
     finally:
         await connection.close()
 
@@ -80,7 +80,7 @@ async def found(url: str, stream: str, offsets: Sequence[int]) -> list[int]:
 async def test_a_stalled_broker_is_not_taken_for_the_end_of_a_stream(vhost: Vhost, stream: str) -> None:
     async with Proxy(vhost.url) as proxy:
         connection = await Connection.open(BrokerUrl.parse(proxy.url))
-        seen = copies(connection, stream, [1, 3])
+        seen = read_copies(connection, stream, [1, 3])
         assert (await anext(seen))[0] == 1
         proxy.stall()
         # What comes while nothing passes is in the stream, and not read.
@@ -95,7 +95,7 @@ async def test_a_stalled_broker_is_not_taken_for_the_end_of_a_stream(vhost: Vhos
 async def test_a_stalled_broker_is_not_taken_for_an_empty_stream(vhost: Vhost, stream: str) -> None:
     empty = await new_stream(vhost.url)
     wanted = {empty: 0, fresh("gone"): 0}
-    assert await asyncio.to_thread(held_offsets, vhost.url, {**wanted, stream: 2}) == {stream: range(3)}
+    assert await asyncio.to_thread(available_offsets, vhost.url, {**wanted, stream: 2}) == {stream: range(3)}
     async with Proxy(vhost.url) as proxy:
 
         def stall_then(data: bytes) -> bytes:
@@ -105,7 +105,7 @@ async def test_a_stalled_broker_is_not_taken_for_an_empty_stream(vhost: Vhost, s
 
         proxy.rewrite = stall_then
         with pytest.raises(ConnectionLostError, match="has not answered for 3 s"):
-            await asyncio.to_thread(held_offsets, proxy.url, {empty: 0})
+            await asyncio.to_thread(available_offsets, proxy.url, {empty: 0})
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
@@ -123,7 +123,7 @@ async def test_a_stalled_broker_is_not_taken_for_a_short_stream(vhost: Vhost, st
 
         proxy.rewrite = stall_at_last
         with pytest.raises(ConnectionLostError, match="has not answered for 3 s"):
-            await asyncio.to_thread(held_offsets, proxy.url, {stream: 30_000})
+            await asyncio.to_thread(available_offsets, proxy.url, {stream: 30_000})
         assert answered == number
 
 
@@ -133,7 +133,7 @@ async def test_offsets_behind_the_end_of_a_stream_are_left_out(vhost: Vhost, str
     assert await found(vhost.url, fresh("gone"), [0]) == []
     assert await found(vhost.url, await new_stream(vhost.url), [5]) == []
     # As in a notebook, where a loop runs in this very thread.
-    assert held_offsets(vhost.url, {stream: 30_000}) == {stream: range(3)}
+    assert available_offsets(vhost.url, {stream: 30_000}) == {stream: range(3)}
 
 
 @pytest.mark.parametrize("far", [15_000, 30_000], ids=["near enough to read on", "behind another subscription"])
@@ -141,7 +141,7 @@ async def test_offsets_behind_the_end_of_a_growing_stream_are_left_out(vhost: Vh
     """It will have that offset one day, with another message there."""
     async with busy(vhost.url, stream), asyncio.timeout(TIMEOUT):
         assert await found(vhost.url, stream, [0, far]) == [0]
-        held = (await asyncio.to_thread(held_offsets, vhost.url, {stream: far}))[stream]
+        held = (await asyncio.to_thread(available_offsets, vhost.url, {stream: far}))[stream]
         assert held.start == 0
         assert 3 <= held.stop < far
         # What it has by now is not at its end, however much comes behind it.
@@ -157,7 +157,7 @@ async def test_a_replayed_message_is_sent_to_its_target_without_delay(vhost: Vho
             await client.publish(str(number), to=stream, message_id=f"m{number}")
         names = ("other", "m0", "m1", "m2")
         wanted = [
-            Wanted(message_id=name, queue="orders", stream=stream, offset=max(number - 1, 0))
+            ReplayMessage(message_id=name, queue="orders", stream=stream, offset=max(number - 1, 0))
             for number, name in enumerate(names)
         ]
         way = ReplayRun(url=vhost.url, run="run")
@@ -178,10 +178,10 @@ async def test_nothing_is_sent_while_a_message_is_missing(vhost: Vhost, monkeypa
         for number in range(3):
             await client.publish(str(number), to=stream, message_id=f"m{number}")
         places = [(0, "orders"), (2, "orders"), (1, "orders"), (1, "mail")]
-        wanted = [Wanted(message_id=f"m{n}", queue=queue, stream=stream, offset=n) for n, queue in places]
-        other = Wanted(message_id="other", queue="orders", stream=stream, offset=2)
+        wanted = [ReplayMessage(message_id=f"m{n}", queue=queue, stream=stream, offset=n) for n, queue in places]
+        other = ReplayMessage(message_id="other", queue="orders", stream=stream, offset=2)
         way = ReplayRun(url=vhost.url, run="run")
-        for missing in (other, Wanted(message_id="m3", queue="orders", stream=fresh("gone"), offset=3)):
+        for missing in (other, ReplayMessage(message_id="m3", queue="orders", stream=fresh("gone"), offset=3)):
             with pytest.raises(NotFoundError, match=r"^1 of 5 messages were dropped .*with skip_missing=True"):
                 await send_back([*wanted, missing], way, skip_missing=False)
         assert await send_back(wanted, way, skip_missing=False) == 4

@@ -85,7 +85,7 @@ def test_a_survey_counts_bad_past_and_far_rows(spark: SparkSession) -> None:
     )
     plan = plan_for("amqp://localhost:1", "orders", body_column="body")
     found = survey(rows, plan, now=NOW)
-    assert (found.rows, found.without_time, found.past, found.too_late, found.bad) == (5, 2, 1, 1, 3)
+    assert (found.rows, found.without_time, found.already_due, found.too_late, found.invalid) == (5, 2, 1, 1, 3)
     assert found.first == NOW - timedelta(seconds=1)
     assert found.last == datetime(2026, 11, 22, tzinfo=UTC)
     counts = (
@@ -108,7 +108,7 @@ def test_due_times_outside_the_years_1_to_9999_are_bad_rows(spark: SparkSession)
     rows = spark.createDataFrame([("x", time) for time in times], "body string, due string")
     plan = plan_for("amqp://localhost:1", "orders", body_column="body")
     found = survey(rows, plan, now=NOW)
-    assert (found.rows, found.without_time, found.past, found.too_late, found.bad) == (6, 2, 1, 2, 4)
+    assert (found.rows, found.without_time, found.already_due, found.too_late, found.invalid) == (6, 2, 1, 2, 4)
     assert (found.first, found.last) == (datetime(1, 1, 1, tzinfo=UTC), datetime.max.replace(tzinfo=UTC))
     counts = due_times(messages(rows, plan), timedelta(days=365)).selectExpr("unix_seconds(due) as due", "count")
     assert sorted((datetime.fromtimestamp(one["due"], UTC).year, one["count"]) for one in counts.collect()) == [
@@ -134,7 +134,7 @@ def test_delays_can_be_text_numbers_or_intervals(spark: SparkSession, kind: str,
     )
     plan = SchedulePlan(delay_column="wait", body_column="body", settings=settings)
     found = survey(rows, plan, now=NOW)
-    assert (found.rows, found.without_time, found.past, found.too_late, found.bad) == (7, 3, 0, 1, 4)
+    assert (found.rows, found.without_time, found.already_due, found.too_late, found.invalid) == (7, 3, 0, 1, 4)
     assert found.first == NOW + timedelta(seconds=20), "rounded up"
     table = messages(rows, plan)
     assert table.columns == ["value", "delay", "message_id"]

@@ -13,7 +13,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from bide.errors import InvalidInputError, InvalidOptionError
-from bide.pipelines.ledger import Ledger, Part
+from bide.pipelines.ledger import Ledger, LedgerPart
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.progress import head_for
 from bide.pipelines.schedule.run import survey
@@ -127,9 +127,9 @@ def test_rows_that_became_due_do_not_stop_a_continued_run(
     settings = SinkSettings.make(clock_url, infrastructure=SMALL_CLOCK, constants=constants)
     plan, ledger = SchedulePlan(at_column="due", settings=settings), Ledger(str(folder))
     found = survey(spark.read.parquet(str(path)), plan, now=begun)
-    assert (found.past, found.overdue) == (0, 0)
+    assert (found.already_due, found.overdue) == (0, 0)
     ledger.begin(head_for(ledger, plan, found), begun)
-    assert ledger.begun() == begun
+    assert ledger.begun_at() == begun
 
     where = (path, "--url", clock_url, "--to", queue, "--at-column", "due")
     assert schedule(*where, "--ledger", tmp_path / "another") == 2
@@ -147,8 +147,8 @@ def test_a_ledger_without_counts_of_overdue_rows_can_be_read(tmp_path: Path) -> 
            "rows": 1, "checksum": 0, "parts": 1}  # fmt: skip
     (tmp_path / "ledger.json").write_text(json.dumps(old))
     (tmp_path / "part-00000.json").write_text(json.dumps({"part": 0, "sent": 1, "rejected": 0}))
-    assert ledger.begun() == datetime(2026, 11, 21, 10, tzinfo=UTC)
-    assert ledger.parts() == [Part(part=0, sent=1, rejected=0)]
+    assert ledger.begun_at() == datetime(2026, 11, 21, 10, tzinfo=UTC)
+    assert ledger.parts() == [LedgerPart(part=0, sent=1, rejected=0)]
     head = ledger.head()
     assert head is not None
     assert head.past == "send"

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from bide.cli.pipeline.schedule_rows import OnSpark
+from bide.cli.pipeline.schedule_rows import RowsOnSpark
 from bide.errors import BideError, InvalidColumnError, InvalidInputError, InvalidRowError
-from bide.pipelines.ledger import Ledger, Part
+from bide.pipelines.ledger import Ledger, LedgerPart
 from bide.pipelines.schedule.progress import head_for
 from bide.pipelines.schedule.rows import messages
 from bide.pipelines.schedule.run import send, survey
@@ -37,7 +37,7 @@ def test_a_ledger_started_by_another_run_is_refused(spark: SparkSession, tmp_pat
     others = rows.selectExpr("order_id", "shop + 1 as shop", "due")
     ours, theirs = (head_for(ledger, plan, survey(one, plan, now=NOW)) for one in (rows, others))
     ledger.begin(theirs)
-    ledger.add(Part(part=0, sent=10, rejected=0))
+    ledger.add(LedgerPart(part=0, sent=10, rejected=0))
     with pytest.raises(InvalidInputError, match=r"another run has begun the ledger .* in the meantime: start the same"):
         send(rows, plan, ledger, ours)
     assert send(others, plan, ledger, theirs).collect() == [], "all of it is done"
@@ -60,7 +60,7 @@ def test_invalid_message_ids_are_refused(spark: SparkSession, column: str, expec
 def test_message_ids_of_255_bytes_are_accepted(spark: SparkSession) -> None:
     rows = spark.sql("select repeat('é', 127) || 'x' as id, timestamp'2026-11-21 06:00:00' as due")
     found = survey(rows, plan_for(NO_BROKER, "orders", id_column="id"), now=NOW)
-    assert (found.rows, found.bad) == (1, 0)
+    assert (found.rows, found.invalid) == (1, 0)
 
 
 def test_binary_columns_are_refused_as_message_ids_and_headers(spark: SparkSession) -> None:
@@ -112,7 +112,7 @@ def test_a_failed_task_is_not_bad_usage(spark: SparkSession, broken: DataFrame, 
     with pytest.raises(
         BideError, match="the column headers holds a value that cannot be sent: text that is no"
     ) as caught:
-        OnSpark(broken, plan).send(ledger, head_for(ledger, plan, found, part_rows=10), {}, begun=NOW)
+        RowsOnSpark(broken, plan).send(ledger, head_for(ledger, plan, found, part_rows=10), {}, begun=NOW)
     assert not isinstance(caught.value, InvalidInputError)
 
 

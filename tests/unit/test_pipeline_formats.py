@@ -10,7 +10,7 @@ import pytest
 
 from bide.cli.app import BAD_USAGE, run
 from bide.errors import InvalidInputError
-from bide.pipelines.formats import for_spark, is_uri, reads_here, refuse_missing
+from bide.pipelines.formats import is_uri, reads_local_paths, refuse_missing, spark_uri
 
 CONFIGURED = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME", "PYSPARK_GATEWAY_PORT")
 
@@ -18,10 +18,10 @@ CONFIGURED = ("HADOOP_CONF_DIR", "YARN_CONF_DIR", "SPARK_CONF_DIR", "SPARK_HOME"
 @pytest.mark.parametrize("name", ["none.csv", "file.csv/below.csv", "none"])
 def test_missing_local_sources_are_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / "file.csv").touch()
-    refuse_missing(str(tmp_path / "file.csv"), None, reads_here=True)
-    refuse_missing(str(tmp_path), "parquet", reads_here=True)
+    refuse_missing(str(tmp_path / "file.csv"), None, reads_local_paths=True)
+    refuse_missing(str(tmp_path), "parquet", reads_local_paths=True)
     with pytest.raises(InvalidInputError, match="does not exist: name a file or a folder of csv files"):
-        refuse_missing(str(tmp_path / name), "csv", reads_here=True)
+        refuse_missing(str(tmp_path / name), "csv", reads_local_paths=True)
 
 
 @pytest.mark.parametrize(
@@ -29,9 +29,9 @@ def test_missing_local_sources_are_refused(name: str, tmp_path: Path) -> None:
 )
 def test_sources_that_only_spark_can_resolve_are_accepted(source: str) -> None:
     """A scheme is one with a single slash too, as Hadoop prints it."""
-    refuse_missing(source, None, reads_here=True)
-    refuse_missing("/none/r.csv", None, reads_here=False)
-    refuse_missing("none", "table", reads_here=True)
+    refuse_missing(source, None, reads_local_paths=True)
+    refuse_missing("/none/r.csv", None, reads_local_paths=False)
+    refuse_missing("none", "table", reads_local_paths=True)
     assert is_uri(source) == (not source.startswith("/"))
 
 
@@ -39,7 +39,7 @@ def test_a_name_too_long_for_the_file_system_is_left_to_spark() -> None:
     source = f"/{'x' * 300}.csv"
     with pytest.raises(OSError, match="File name too long"):
         Path(source).stat()
-    refuse_missing(source, None, reads_here=True)
+    refuse_missing(source, None, reads_local_paths=True)
 
 
 def test_a_file_in_a_folder_without_permission_is_left_to_spark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +52,7 @@ def test_a_file_in_a_folder_without_permission_is_left_to_spark(monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "stat", refuse)
-        refuse_missing("/other/r.csv", None, reads_here=True)
+        refuse_missing("/other/r.csv", None, reads_local_paths=True)
     assert refused == [Path("/other/r.csv")]
 
 
@@ -80,7 +80,7 @@ def test_local_paths_are_checked_only_when_spark_reads_this_machine(
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    assert reads_here(master, configuration) == expected
+    assert reads_local_paths(master, configuration) == expected
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,6 @@ def test_without_pyarrow_each_command_for_small_tables_says_what_to_install(
 
 
 def test_local_folders_become_file_uris_for_spark() -> None:
-    assert for_spark("/data/audit/", "messages") == "file:///data/audit/messages"
-    assert for_spark("audit") == f"file://{Path.cwd()}/audit"
-    assert for_spark("s3a://shop/audit/", "_state", "pending") == "s3a://shop/audit/_state/pending"
+    assert spark_uri("/data/audit/", "messages") == "file:///data/audit/messages"
+    assert spark_uri("audit") == f"file://{Path.cwd()}/audit"
+    assert spark_uri("s3a://shop/audit/", "_state", "pending") == "s3a://shop/audit/_state/pending"

@@ -8,16 +8,16 @@ from pathlib import Path
 import pytest
 
 from bide.errors import InvalidInputError
-from bide.pipelines.ledger import Head, Ledger, Part
+from bide.pipelines.ledger import Ledger, LedgerHead, LedgerPart
 
-HEAD = Head(plan="p", broker="b", rows=3, checksum=-5, parts=2)
+HEAD = LedgerHead(plan="p", broker="b", rows=3, checksum=-5, parts=2)
 
 
 def test_a_ledger_reads_the_parts_it_wrote(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path / "deep" / "ledger"))
     assert (ledger.head(), ledger.numbers(), ledger.get(0)) == (None, set(), None)
     ledger.begin(HEAD)
-    parts = [Part(part=0, sent=2, rejected=1), Part(part=123_456, sent=1, rejected=0)]
+    parts = [LedgerPart(part=0, sent=2, rejected=1), LedgerPart(part=123_456, sent=1, rejected=0)]
     for one in parts:
         ledger.add(one)
     for same in (Ledger(ledger.folder), pickle.loads(pickle.dumps(ledger))):
@@ -27,7 +27,7 @@ def test_a_ledger_reads_the_parts_it_wrote(tmp_path: Path) -> None:
 
 def test_an_unfinished_file_is_not_a_part(tmp_path: Path) -> None:
     ledger = Ledger(str(tmp_path))
-    ledger.add(Part(part=1, sent=2, rejected=0))
+    ledger.add(LedgerPart(part=1, sent=2, rejected=0))
     (tmp_path / "_part-00002.json.0a1b2c3d.tmp").write_text('{"part": 2, "se')
     assert ledger.numbers() == {1}
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.cli.pipeline.replay_view import Stopped
+from bide.cli.pipeline.replay_view import InterruptedReplay
 from bide.cli.pipeline.view import histogram, progress, span_for
 from tests.timeouts import TIMEOUT
 
@@ -147,7 +147,7 @@ def test_no_progress_is_shown_without_a_terminal(capsys: pytest.CaptureFixture[s
 
 def test_a_continued_replay_chooses_kept_messages_and_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
     """Kept messages are in front of the rest, so they count towards the limit, and have due times."""
-    stopped = Stopped(source="error", sent=30, left=60, kept=10)
+    stopped = InterruptedReplay(source="error", sent=30, left=60, kept=10)
     given = ["pipeline", "replay", "--limit", "100", "--over", "200s"]
     stopped.show(given, over=timedelta(seconds=200), as_json=False)
     assert capsys.readouterr().err.endswith("bide: go on with: bide pipeline replay --limit 70 --over 140s\n")

@@ -16,8 +16,8 @@ from benchmarks.suite.results import Results
 from bide.cli.pipeline.plan import size_of
 from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidDelayError, InvalidInputError
-from bide.pipelines.plan.capacity import HOPS, RELEASES, Capacity, judge
-from bide.pipelines.plan.flows import POINTS, Flow, delay_range, flows_of, parse_rate
+from bide.pipelines.plan.capacity import HOP_RATES, RELEASE_RATES, Capacity, judge
+from bide.pipelines.plan.flows import MAX_POINTS, Flow, delay_range, flows_of, parse_rate
 from bide.pipelines.plan.levels import PlanLevels, check_delays
 from bide.runtime.wording import in_bytes
 
@@ -90,10 +90,10 @@ def test_flows_share_a_rate_by_weight() -> None:
     flows = flows_of([{"rate": "8/s", "delay": {"1m": 3, "0s..1h": 1}, "size": 5}], length=timedelta(hours=2))
     assert [(one.rate, one.shortest, one.longest, one.points) for one in flows] == [
         (6, 60_000, 60_000, 1),
-        (2, 0, 3_600_000, POINTS),
+        (2, 0, 3_600_000, MAX_POINTS),
     ]
     assert [one.messages for one in flows] == [6 * 7200, 2 * 7200]
-    assert [one.undelayed for one in flows] == [0, pytest.approx(2 * 7200 / POINTS)]
+    assert [one.undelayed for one in flows] == [0, pytest.approx(2 * 7200 / MAX_POINTS)]
 
 
 def test_a_profile_follows_the_hours_of_the_day() -> None:
@@ -166,20 +166,20 @@ def test_planned_release_rates_do_not_exceed_the_measured_ones() -> None:
     for prefetch, setting in ((32, burst.LOW), (1000, burst.HIGH)):
         rates = [one.median("burst", burst.ONE_LANE, setting, "rate") for one in kept]
         newest = [rate for rate in rates if rate is not None][-1]
-        assert RELEASES[prefetch]["4.3"] <= 1.05 * newest
+        assert RELEASE_RATES[prefetch]["4.3"] <= 1.05 * newest
     page = (ROOT / "docs/delays.md").read_text()
     for prefetch, row in ((32, "32"), (1000, "workers replaced")):
-        cells = " | ".join(f"{RELEASES[prefetch][release]:,}/s" for release in ("3.10", "4.3"))
+        cells = " | ".join(f"{RELEASE_RATES[prefetch][release]:,}/s" for release in ("3.10", "4.3"))
         assert f"\n| {row} | {cells} |\n" in page
 
 
 def test_the_page_shows_the_capacities_of_the_verdicts() -> None:
     page = (ROOT / "docs/pipeline-plan.md").read_text()
     for row, figures in (
-        ("hops/s, `Clock`", {release: of["clock"] for release, of in HOPS.items()}),
-        ("hops/s, cascade", {release: of["nservicebus"] for release, of in HOPS.items()}),
-        ("released/s by one queue, `dead_letter_worker_consumer_prefetch` 32", RELEASES[32]),
-        ("the same with 1,000", RELEASES[1000]),
+        ("hops/s, `Clock`", {release: of["clock"] for release, of in HOP_RATES.items()}),
+        ("hops/s, cascade", {release: of["nservicebus"] for release, of in HOP_RATES.items()}),
+        ("released/s by one queue, `dead_letter_worker_consumer_prefetch` 32", RELEASE_RATES[32]),
+        ("the same with 1,000", RELEASE_RATES[1000]),
     ):
         assert f"\n| {row} | {figures['3.10']:,} | {figures['4.3']:,} |\n" in page
 

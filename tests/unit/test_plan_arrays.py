@@ -138,12 +138,12 @@ def test_a_uri_for_the_figures_is_left_to_spark(tmp_path: Path, monkeypatch: pyt
 
 def test_the_options_decide_on_the_engine_before_the_input() -> None:
     assert EngineChoice(configuration={}).forced() is None
-    assert str(EngineChoice(configuration={}, wanted="spark").forced()) == "Spark, because --engine spark was given"
+    assert str(EngineChoice(configuration={}, option="spark").forced()) == "Spark, because --engine spark was given"
     assert str(EngineChoice(configuration={}, master="local[2]").forced()) == "Spark, because --master was given"
     assert str(EngineChoice(configuration={"a": "b"}).forced()) == "Spark, because --spark-conf was given"
-    local = EngineChoice(configuration={}, wanted="local")
+    local = EngineChoice(configuration={}, option="local")
     assert str(local.forced()) == "this process, because --engine local was given"
     with pytest.raises(InvalidInputError, match="the input is ORC, which only Spark supports"):
-        local.refuse(NeedsSparkError("the input is ORC"))
+        local.choose_spark(NeedsSparkError("the input is ORC"))
     with pytest.raises(InvalidInputError, match="--engine local does not start Spark"):
-        EngineChoice(configuration={}, wanted="local", master="local[2]").forced()
+        EngineChoice(configuration={}, option="local", master="local[2]").forced()

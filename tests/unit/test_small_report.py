@@ -16,7 +16,7 @@ from pyarrow import compute as pc
 from pyarrow import parquet
 
 from bide.cli.pipeline.engine_choice import EngineChoice
-from bide.cli.pipeline.report import _count_here
+from bide.cli.pipeline.report import _count_in_process
 from bide.errors import InvalidColumnError, InvalidInputError
 from bide.pipelines.engine import Engine, NeedsSparkError
 from bide.pipelines.memory_database import memory_database
@@ -227,7 +227,7 @@ def test_without_duckdb_spark_counts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write(tmp_path / "messages", messages())
     monkeypatch.setitem(sys.modules, "duckdb", None)
     choice = EngineChoice(configuration={})
-    engine, figures = _count_here(str(tmp_path), choice, timedelta(minutes=10), reads_here=True)
+    engine, figures = _count_in_process(str(tmp_path), choice, timedelta(minutes=10), reads_local_paths=True)
     assert (engine, figures) == (Engine(True, "DuckDB is missing"), None)
 
 

@@ -250,7 +250,7 @@ def test_a_delay_of_a_key_that_ends_after_the_year_9999_is_too_late() -> None:
     waits = pa.array([f"{7_970 * 365} d", "2922000 d"])
     table = pa.table({"k": ["a", "b"], "wait": waits})
     found = survey(messages(table, plan_of(delay_column="wait", key_column="k"), zone_of("UTC")), now=NOW)
-    assert (found.too_late, found.bad) == (1, 1)
+    assert (found.too_late, found.invalid) == (1, 1)
 
 
 def test_hashes_are_those_of_spark() -> None:

@@ -23,7 +23,7 @@ from pyarrow import fs
 
 from bide.errors import FolderInUseError, InvalidInputError
 
-LOCK: Final = "lock.json"
+LOCK_FILE: Final = "lock.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def hold(files: Any, root: str, *, what: str) -> Iterator[None]:
         FolderInUseError: another process holds the lock.
         InvalidInputError: the folder or the lock file cannot be created.
     """
-    path = posixpath.join(root, LOCK)
+    path = posixpath.join(root, LOCK_FILE)
     try:
         files.create_dir(root, recursive=True)
     except OSError as error:
@@ -128,7 +128,7 @@ def _kernel_lock(path: str, what: str) -> Iterator[None]:
 @contextmanager
 def _file_lock(files: Any, path: str, what: str) -> Iterator[None]:
     own = LockHolder.here()
-    way_out = f"wait until that process has ended; if it has, delete {LOCK} in that folder"
+    way_out = f"wait until that process has ended; if it has, delete {LOCK_FILE} in that folder"
     other = _holder(files, path)
     if other is not None and not other.has_ended:
         raise _in_use_error(what, other, way_out)

@@ -48,7 +48,7 @@ def is_uri(source: str) -> bool:
     return _SCHEME.match(source) is not None
 
 
-def for_spark(folder: str, *parts: str) -> str:
+def spark_uri(folder: str, *parts: str) -> str:
     """The URI by which Spark finds the same folder, or path in the folder, as Arrow.
 
     Spark looks up a path without a scheme in its default file system, which may be that of a cluster. Arrow looks up
@@ -58,24 +58,24 @@ def for_spark(folder: str, *parts: str) -> str:
     return "/".join((uri.rstrip("/"), *parts))
 
 
-def to_read(place: str) -> str:
+def escape_pattern_characters(place: str) -> str:
     """Escape a path for Spark's readers, which take ``[eu]`` in a path as a pattern; its writers take it literally."""
     return _PATTERN_CHARACTERS.sub(r"\\\g<0>", place)
 
 
-def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None:
+def refuse_missing(source: str, format: str | None, *, reads_local_paths: bool) -> None:
     """Check the name of a table before Spark starts, as far as that is possible.
 
     Args:
         source: a path, a URI, or the name of a table in the catalog.
         format: the format; None to guess it from the name.
-        reads_here: whether a path refers to this machine.
+        reads_local_paths: whether a path refers to this machine.
 
     Raises:
         InvalidInputError: the format is unknown, or the file does not exist.
     """
     kind = format or guess_format(source)
-    if kind == "table" or not reads_here or is_uri(source) or is_pattern(source):
+    if kind == "table" or not reads_local_paths or is_uri(source) or is_pattern(source):
         return
     try:
         Path(source).stat()
@@ -86,18 +86,18 @@ def refuse_missing(source: str, format: str | None, *, reads_here: bool) -> None
         return
 
 
-def refuse_unwritable(option: str, place: str, *, is_here: bool) -> None:
+def refuse_unwritable(option: str, place: str, *, is_local: bool) -> None:
     """Check before Spark starts that a folder can be created or written to, as far as that is possible.
 
     Args:
         option: the option that names the folder, for the error.
         place: a path or a URI.
-        is_here: whether a path refers to this machine.
+        is_local: whether a path refers to this machine.
 
     Raises:
         InvalidInputError: the path or a parent of it is a file, or a folder without write permission.
     """
-    if not is_here or is_uri(place):
+    if not is_local or is_uri(place):
         return
     path = Path(place).absolute()
     for one in (path, *path.parents):
@@ -128,15 +128,15 @@ def is_below_hidden(path: str, root: str) -> bool:
     return any(is_hidden(part) for part in path.removeprefix(root).split("/"))
 
 
-def runs_here(master: str | None) -> bool:
+def runs_locally(master: str | None) -> bool:
     """Whether a session with this master runs on this machine alone, as far as is known before the session starts."""
     return master.startswith("local") if master is not None else not is_submitted()
 
 
-def reads_here(master: str | None, configuration: Mapping[str, str]) -> bool:
+def reads_local_paths(master: str | None, configuration: Mapping[str, str]) -> bool:
     """Whether a session with these arguments certainly looks up a path without a scheme on this machine."""
     configured = any(name in configuration for name in _DEFAULT_FILE_SYSTEM)
-    return runs_here(master) and not configured and not any(os.environ.get(name) for name in _CONFIGURATION_FOLDERS)
+    return runs_locally(master) and not configured and not any(os.environ.get(name) for name in _CONFIGURATION_FOLDERS)
 
 
 def is_submitted() -> bool:

@@ -41,7 +41,7 @@ def digest_of(named: Mapping[str, Any]) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Head:
+class LedgerHead:
     """The head of a ledger, which all runs share.
 
     Attributes:
@@ -62,7 +62,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class LedgerPart:
     """A finished part.
 
     Attributes:
@@ -112,7 +112,7 @@ class Ledger:
         """
         return hold(self._files, self._root, what=f"the ledger {self.folder}")
 
-    def head(self) -> Head | None:
+    def head(self) -> LedgerHead | None:
         """Read the head of the ledger; None for a new ledger.
 
         Raises:
@@ -128,13 +128,13 @@ class Ledger:
             )
         found.pop("begun", None)
         try:
-            return Head(**found)
+            return LedgerHead(**found)
         except TypeError as error:
             raise InvalidInputError(
                 f"the folder {self.folder} is not a ledger ({error}): name another folder"
             ) from error
 
-    def begin(self, head: Head, at: datetime | None = None) -> None:
+    def begin(self, head: LedgerHead, at: datetime | None = None) -> None:
         """Write the head.
 
         Args:
@@ -143,7 +143,7 @@ class Ledger:
         begun = (at or datetime.now(UTC)).isoformat(timespec="microseconds")
         self._write(_HEAD, {"version": VERSION, "begun": begun, **asdict(head)})
 
-    def begun(self) -> datetime | None:
+    def begun_at(self) -> datetime | None:
         """Read when the first run began; None for a new ledger.
 
         Raises:
@@ -159,12 +159,12 @@ class Ledger:
                 f"the ledger {self.folder} does not have the time of its first run ({error}): name another folder"
             ) from error
 
-    def get(self, part: int) -> Part | None:
+    def get(self, part: int) -> LedgerPart | None:
         """Read a finished part; None if the part is not finished."""
         found = self._read(_name(part))
-        return None if found is None else Part(**found)
+        return None if found is None else LedgerPart(**found)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: LedgerPart) -> None:
         """Record a finished part."""
         self._write(_name(part.part), asdict(part))
 
@@ -174,7 +174,7 @@ class Ledger:
         matches = (_PART.fullmatch(one.base_name) for one in self._files.get_file_info(selector))
         return {int(match[1]) for match in matches if match}
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[LedgerPart]:
         """Read all finished parts."""
         found = (self.get(number) for number in sorted(self.numbers()))
         return [one for one in found if one is not None]

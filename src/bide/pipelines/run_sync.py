@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 _Result = TypeVar("_Result")
 
 
-def wait_for(work: Coroutine[Any, Any, _Result]) -> _Result:
+def run_sync(work: Coroutine[Any, Any, _Result]) -> _Result:
     """Run a coroutine and return its result.
 
     If this thread already runs an event loop, as in a notebook, the coroutine runs in another thread.

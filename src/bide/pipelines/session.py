@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final
 import bide.spark
 from bide import errors
 from bide.errors import BideError, InvalidInputError
-from bide.pipelines.formats import guess_format, is_submitted, runs_here
+from bide.pipelines.formats import guess_format, is_submitted, runs_locally
 from bide.pipelines.requirements import NO_SPARK, missing
 from bide.runtime.logs import logger
 from bide.spark.shipping import is_connect
@@ -80,7 +80,7 @@ def session(
             builder = builder.config("spark.log.level", "OFF")
         if master is not None or not is_submitted():
             builder = builder.master(master or "local[*]")
-        if runs_here(master):
+        if runs_locally(master):
             builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
     for key, value in configuration.items():
         builder = builder.config(key, value)
@@ -105,7 +105,7 @@ def session(
             for number in interrupts:
                 signal.raise_signal(number)
             _set_time_zone(spark, time_zone)
-            if not runs_here(master):
+            if not runs_locally(master):
                 bide.spark.ship(spark)
             yield spark
     finally:

@@ -22,7 +22,7 @@ from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import guess_format, is_hidden, is_pattern, is_uri
 from bide.runtime.wording import in_bytes
 
-SMALL: Final = 100_000_000
+MAX_SMALL_BYTES: Final = 100_000_000
 """The largest size in bytes of a table that is read in this process by default."""
 
 _FORMATS: Final = ("parquet", "csv", "json")
@@ -63,7 +63,7 @@ _INTEGERS: Final = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 
 
 def read_small(
-    source: str, *, format: str | None, options: Mapping[str, str], largest: int | None = SMALL
+    source: str, *, format: str | None, options: Mapping[str, str], largest: int | None = MAX_SMALL_BYTES
 ) -> tuple[pa.Table, str]:
     """Read a table, and describe its size.
 
@@ -102,7 +102,7 @@ def read_small(
 
 
 def read_columns(
-    files: list[Path], columns: Collection[str], *, largest: int | None = SMALL
+    files: list[Path], columns: Collection[str], *, largest: int | None = MAX_SMALL_BYTES
 ) -> tuple[pa.Table, int | None]:
     """Read some columns of Parquet files, with the types of :func:`read_small`.
 

@@ -15,7 +15,7 @@ import click
 
 from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, print_json_line
-from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
 from bide.errors import BrokerUnreachableError, ConnectionLostError
@@ -67,8 +67,8 @@ def audit(
     allow_gaps: bool,
     as_json: bool,
     open_session: Callable[..., Any],
-    is_here: bool,
-    reads_here: bool,
+    is_local: bool,
+    reads_local_paths: bool,
     choice: EngineChoice,
     time_zone: str,
 ) -> None:
@@ -84,7 +84,7 @@ def audit(
     forced = choice.forced()
     if forced is None or not forced.is_spark:
         # Both engines need PyArrow; without DuckDB, Spark computes the tables.
-        refuse_without(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
+        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
     else:
         refuse_without_spark(forced)
 
@@ -109,7 +109,7 @@ def audit(
 
     folder.begin()
     # Errors in the options or of the broker are reported before Spark starts.
-    engine = _engine_for(find(), folder, choice, once=once, reads_here=reads_here)
+    engine = _engine_for(find(), folder, choice, once=once, reads_local_paths=reads_local_paths)
     session: AbstractContextManager[Any] = nullcontext()
     if engine.is_spark:
         refuse_without_spark(engine)
@@ -135,7 +135,9 @@ def audit(
     raise SystemExit(128 + received[0])
 
 
-def _engine_for(sources: Sources, folder: Folder, choice: EngineChoice, *, once: bool, reads_here: bool) -> Engine:
+def _engine_for(
+    sources: Sources, folder: Folder, choice: EngineChoice, *, once: bool, reads_local_paths: bool
+) -> Engine:
     def work(largest: int | None) -> tuple[str, None]:
         from bide.pipelines.audit.size import check_small
 
@@ -145,7 +147,7 @@ def _engine_for(sources: Sources, folder: Folder, choice: EngineChoice, *, once:
             raise NeedsSparkError("DuckDB is missing")
         return check_small(sources, folder, largest=largest), None
 
-    return choice.in_process(work, reads_here=reads_here)[0]
+    return choice.in_process(work, reads_local_paths=reads_local_paths)[0]
 
 
 def _engine_errors(engine: Engine) -> AbstractContextManager[None]:

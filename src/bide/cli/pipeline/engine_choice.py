@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 _Converted = TypeVar("_Converted")
 
-Wanted = Literal["auto", "local", "spark"]
-WANTED: Final[tuple[Wanted, ...]] = get_args(Wanted)
-ON_A_CLUSTER: Final = "the configuration of Hadoop or Spark may place paths on a cluster"
+EngineOption = Literal["auto", "local", "spark"]
+ENGINE_OPTION_VALUES: Final[tuple[EngineOption, ...]] = get_args(EngineOption)
+PATHS_ON_CLUSTER: Final = "the configuration of Hadoop or Spark may place paths on a cluster"
 """The reason for Spark if a path may be in another file system than that of this machine."""
 
 
@@ -27,12 +27,12 @@ class EngineChoice:
     """The choice of an engine for a command, by the options and the environment.
 
     Attributes:
-        wanted: the value of ``--engine``.
+        option: the value of ``--engine``.
         master: the Spark master; None for the default.
         configuration: Spark configuration properties.
     """
 
-    wanted: Wanted = "auto"
+    option: EngineOption = "auto"
     master: str | None = None
     configuration: Mapping[str, str]
 
@@ -43,7 +43,7 @@ class EngineChoice:
             InvalidInputError: the options contradict each other.
         """
         why = self._why_spark()
-        if self.wanted == "local":
+        if self.option == "local":
             if self.master is not None or self.configuration:
                 raise InvalidInputError(
                     "--engine local does not start Spark, so --master and --spark-conf have no effect: leave them "
@@ -53,7 +53,7 @@ class EngineChoice:
         return None if why is None else Engine(True, why)
 
     def _why_spark(self) -> str | None:
-        if self.wanted == "spark":
+        if self.option == "spark":
             return "--engine spark was given"
         if self.master is not None:
             return "--master was given"
@@ -73,7 +73,7 @@ class EngineChoice:
         format: str | None,
         options: Mapping[str, str],
         time_zone: str,
-        reads_here: bool,
+        reads_local_paths: bool,
     ) -> tuple[Engine, _Converted | None]:
         """The engine for a table, and the converted table if the engine is this process.
 
@@ -82,7 +82,7 @@ class EngineChoice:
             convert: converts the Arrow table, given the time zone of times without an offset, or raises
                 :class:`NeedsSparkError`.
             time_zone: the name of that time zone.
-            reads_here: whether a path refers to this machine.
+            reads_local_paths: whether a path refers to this machine.
 
         Raises:
             InvalidInputError: only Spark can read the table, and ``--engine local`` was given.
@@ -95,17 +95,17 @@ class EngineChoice:
             table, size = read_small(source, format=format, options=options, largest=largest)
             return size, convert(table, zone_of(time_zone))
 
-        return self.in_process(work, reads_here=reads_here)
+        return self.in_process(work, reads_local_paths=reads_local_paths)
 
     def in_process(
-        self, work: Callable[[int | None], tuple[str, _Converted]], *, reads_here: bool
+        self, work: Callable[[int | None], tuple[str, _Converted]], *, reads_local_paths: bool
     ) -> tuple[Engine, _Converted | None]:
         """The engine for some work, and the result of the work if the engine is this process.
 
         Args:
             work: a function whose argument is the largest size of its input in bytes, or None for any size. It returns
                 the reason for this process and the result, or raises :class:`NeedsSparkError`.
-            reads_here: whether a path refers to this machine.
+            reads_local_paths: whether a path refers to this machine.
 
         Raises:
             InvalidInputError: only Spark can do the work, and ``--engine local`` was given.
@@ -114,22 +114,22 @@ class EngineChoice:
         if forced is not None and forced.is_spark:
             return forced, None
         try:
-            if forced is None and not reads_here:
-                raise NeedsSparkError(ON_A_CLUSTER)
-            from bide.pipelines.small_table import SMALL
+            if forced is None and not reads_local_paths:
+                raise NeedsSparkError(PATHS_ON_CLUSTER)
+            from bide.pipelines.small_table import MAX_SMALL_BYTES
 
-            why, result = work(SMALL if forced is None else None)
+            why, result = work(MAX_SMALL_BYTES if forced is None else None)
         except NeedsSparkError as error:
-            return self.refuse(error), None
+            return self.choose_spark(error), None
         return forced or Engine(False, why), result
 
-    def refuse(self, error: NeedsSparkError) -> Engine:
+    def choose_spark(self, error: NeedsSparkError) -> Engine:
         """Choose Spark, for an input that this process cannot read.
 
         Raises:
             InvalidInputError: ``--engine local`` was given.
         """
-        if self.wanted == "local":
+        if self.option == "local":
             raise InvalidInputError(f"{error}, which only Spark supports: leave out --engine local") from error
         return Engine(True, str(error))
 

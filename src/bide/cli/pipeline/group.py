@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
-from bide.cli.pipeline.schedule_rows import OnSpark, ScheduleRows, SourceTable, engine_for
+from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
+from bide.cli.pipeline.schedule_rows import RowsOnSpark, ScheduleRows, SourceTable, engine_for
 from bide.cli.pipeline.view import engine_facts, progress, span_for, summary, summary_lines, survey_lines
 from bide.cli.selecting import pairs_of
 from bide.cli.settings import Settings, broker_options, json_option, layout_options, pass_settings
@@ -97,8 +97,8 @@ def schedule(
     dry_run: bool,
     as_json: bool,
     open_session: Callable[..., Any],
-    is_here: bool,
-    reads_here: bool,
+    is_local: bool,
+    reads_local_paths: bool,
     choice: EngineChoice,
     time_zone: str,
     **rest: Any,
@@ -114,20 +114,20 @@ def schedule(
     Without --ledger, the folder is in ~/.local/state/bide/schedule, and its name depends on the broker, SOURCE and
     these options.
     """
-    refuse_without(pyarrow="PyArrow", numpy="numpy")
+    refuse_missing_packages(pyarrow="PyArrow", numpy="numpy")
     plan = _schedule_plan(settings, **rest)
     plan.check_messages()
     options = pairs_of("--read-option", read_options, form="KEY=VALUE")
-    refuse_missing(source, format, reads_here=reads_here)
-    if ledger is None and not is_here and not dry_run:
+    refuse_missing(source, format, reads_local_paths=reads_local_paths)
+    if ledger is None and not is_local and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")
     to_write: Ledger | None = None
     if not dry_run:
         # The ledger and the plan are checked before Spark reads a large table, which takes a long time.
-        to_write = _open_ledger(ledger or _default_ledger(source, format, plan), plan, is_here=is_here)
+        to_write = _open_ledger(ledger or _default_ledger(source, format, plan), plan, is_local=is_local)
         plan.check()
     given = SourceTable(source, format, options, plan, time_zone)
-    engine, small = engine_for(given, choice, reads_here=reads_here)
+    engine, small = engine_for(given, choice, reads_local_paths=reads_local_paths)
     output = _Output(plan, engine, to_write, part_rows=part_rows, as_json=as_json, started=settings.started)
     if small is not None:
         output.finish(small)
@@ -136,7 +136,7 @@ def schedule(
     from bide.pipelines.session import read
 
     with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark:
-        output.finish(OnSpark(read(spark, source, format=format, options=options), plan))
+        output.finish(RowsOnSpark(read(spark, source, format=format, options=options), plan))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class _Output:
     def finish(self, rows: ScheduleRows) -> None:
         """Check the rows, send them unless it is a dry run, and print the result."""
         now = datetime.now(UTC)
-        begun = (None if self.ledger is None else self.ledger.begun()) or now
+        begun = (None if self.ledger is None else self.ledger.begun_at()) or now
         with progress("checking the rows"):
             found, targets = rows.survey(now=now, begun=begun), rows.targets()
         if self.ledger is None:
@@ -178,7 +178,7 @@ class _Output:
             for line in survey_lines(found, plan, targets, times, every):
                 echo(line)
             echo(f"engine: {self.engine}")
-        if found.bad and plan.settings.rejects is None:
+        if found.invalid and plan.settings.rejects is None:
             raise _invalid_rows(found, plan)
         check_targets(targets, plan, is_offline=True)
         refuse_overdue(found, plan)
@@ -192,7 +192,7 @@ class _Output:
         plan = self.plan
         for line in summary_lines(found, plan, targets):
             echo(line, err=self.as_json)
-        if found.bad and plan.settings.rejects is None:
+        if found.invalid and plan.settings.rejects is None:
             raise _invalid_rows(found, plan)
         queues = check_targets(targets, plan)
         head = head_for(ledger, plan, found, part_rows=self.part_rows)
@@ -314,21 +314,21 @@ def _invalid_rows(found: Survey, plan: SchedulePlan) -> InvalidRowError:
     )
     counts = ", ".join(f"{count:,} with {what}" for count, what in reasons if count)
     return InvalidRowError(
-        f"{found.bad:,} of {found.rows:,} rows cannot be sent ({counts}), and nothing was sent: fix these rows, or "
+        f"{found.invalid:,} of {found.rows:,} rows cannot be sent ({counts}), and nothing was sent: fix these rows, or "
         "name a folder for them with --rejects"
     )
 
 
-def _open_ledger(folder: str, plan: SchedulePlan, *, is_here: bool) -> Ledger:
+def _open_ledger(folder: str, plan: SchedulePlan, *, is_local: bool) -> Ledger:
     """Open the ledger, and check that it belongs to this plan."""
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.schedule.progress import begun
+    from bide.pipelines.schedule.progress import matching_head
 
     ledger = Ledger(folder)
     for option, place in (("--ledger", folder), ("--rejects", plan.settings.rejects)):
         if place is not None:
-            refuse_unwritable(option, place, is_here=is_here)
-    begun(ledger, plan)
+            refuse_unwritable(option, place, is_local=is_local)
+    matching_head(ledger, plan)
     return ledger
 
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from bide.cli.pipeline.engine_choice import WANTED, EngineChoice, Wanted
+from bide.cli.pipeline.engine_choice import ENGINE_OPTION_VALUES, EngineChoice, EngineOption
 from bide.cli.selecting import pairs_of
 from bide.errors import InvalidInputError
 from bide.pipelines.engine import Engine
@@ -27,22 +27,22 @@ def engine_options(command: _Decorated) -> _Decorated:
     The command gets these arguments, and has to call :func:`refuse_without_spark` before it opens a session:
 
     - ``open_session``: a function that returns a context manager of a Spark session.
-    - ``is_here``: whether the session runs on this machine alone.
-    - ``reads_here``: whether the session looks up a path without a scheme on this machine.
+    - ``is_local``: whether the session runs on this machine alone.
+    - ``reads_local_paths``: whether the session looks up a path without a scheme on this machine.
     - ``choice``: the :class:`EngineChoice`.
     - ``time_zone``: the value of ``--time-zone``.
     """
 
     @wraps(command)
-    def wrapper(*args: Any, engine: Wanted, choice: EngineChoice, **kwargs: Any) -> Any:
-        return command(*args, choice=replace(choice, wanted=engine), **kwargs)
+    def wrapper(*args: Any, engine: EngineOption, choice: EngineChoice, **kwargs: Any) -> Any:
+        return command(*args, choice=replace(choice, option=engine), **kwargs)
 
-    option = click.option("--engine", type=click.Choice(WANTED), default="auto", show_default=True,
+    option = click.option("--engine", type=click.Choice(ENGINE_OPTION_VALUES), default="auto", show_default=True,
                           help="Run in this process, or with Spark.")  # fmt: skip
     return option(_session_options(wrapper))  # type: ignore[no-any-return]  # the same parameters
 
 
-def refuse_without(**packages: str) -> None:
+def refuse_missing_packages(**packages: str) -> None:
     """Raise an error if packages that a command needs in this process are not installed.
 
     Args:
@@ -85,15 +85,15 @@ def _session_options(command: Callable[..., Any]) -> Any:
 
             return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
 
-        from bide.pipelines.formats import reads_here, runs_here
+        from bide.pipelines.formats import reads_local_paths, runs_locally
 
         return command(
             *args,
             choice=EngineChoice(master=master, configuration=configuration),
             time_zone=time_zone,
             open_session=open_session,
-            is_here=runs_here(master),
-            reads_here=reads_here(master, configuration),
+            is_local=runs_locally(master),
+            reads_local_paths=reads_local_paths(master, configuration),
             **kwargs,
         )
 

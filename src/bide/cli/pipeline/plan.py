@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.engine_choice import ON_A_CLUSTER
-from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
+from bide.cli.pipeline.engine_choice import PATHS_ON_CLUSTER
+from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
 from bide.cli.pipeline.plan_view import plan_lines
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.selecting import pairs_of
@@ -98,8 +98,8 @@ def plan(
     out: str | None,
     as_json: bool,
     open_session: Callable[..., Any],
-    is_here: bool,
-    reads_here: bool,
+    is_local: bool,
+    reads_local_paths: bool,
     choice: EngineChoice,
     time_zone: str,
     **rest: Any,
@@ -117,7 +117,7 @@ def plan(
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     check_spans(**spans)
     plan_levels = {layout: _plan_levels(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
-    given = _check_workload(tuple(plan_levels.values()), reads_here=reads_here, **rest)
+    given = _check_workload(tuple(plan_levels.values()), reads_local_paths=reads_local_paths, **rest)
     capacities = {
         layout: Capacity.measured(
             layout,
@@ -132,15 +132,15 @@ def plan(
     }
     folders = {layout: None if out is None else f"{out}/{layout}" for layout in plan_levels}
     for place in filter(None, folders.values()):
-        refuse_unwritable("--out", place, is_here=reads_here)
-    engine, small = _engine_for(given, choice, out, spans, time_zone=time_zone, reads_here=reads_here)
+        refuse_unwritable("--out", place, is_local=reads_local_paths)
+    engine, small = _engine_for(given, choice, out, spans, time_zone=time_zone, reads_local_paths=reads_local_paths)
     workload: Workload | ArrayWorkload
     if small is None:
         refuse_without_spark(engine)
         with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark:
             workload, reports = _plan_with_spark(given, plan_levels, capacities, folders, spans, spark)
     else:
-        workload, reports = small, _plan_here(small, plan_levels, capacities, folders, spans)
+        workload, reports = small, _plan_in_process(small, plan_levels, capacities, folders, spans)
     seconds = time.monotonic() - settings.started
     if as_json:
         facts = {"messages": workload.messages, "undelayed": workload.undelayed, "body_bytes": workload.bytes}
@@ -180,7 +180,7 @@ def _engine_for(
     spans: Mapping[str, timedelta],
     *,
     time_zone: str,
-    reads_here: bool,
+    reads_local_paths: bool,
 ) -> tuple[Engine, ArrayWorkload | None]:
     """The engine of a plan, and the workload if the engine is this process."""
     from bide.pipelines.engine import Engine, NeedsSparkError
@@ -190,18 +190,18 @@ def _engine_for(
     if forced is not None and forced.is_spark:
         return forced, None
     if out is not None and is_uri(out):
-        return choice.refuse(NeedsSparkError(f"--out {out} is a URI")), None
+        return choice.choose_spark(NeedsSparkError(f"--out {out} is a URI")), None
     if given.flows is None:
-        return _engine_of_table(given, choice, spans["every"], time_zone=time_zone, reads_here=reads_here)
-    if forced is None and out is not None and not reads_here:
-        return choice.refuse(NeedsSparkError(ON_A_CLUSTER)), None
+        return _engine_of_table(given, choice, spans["every"], time_zone=time_zone, reads_local_paths=reads_local_paths)
+    if forced is None and out is not None and not reads_local_paths:
+        return choice.choose_spark(NeedsSparkError(PATHS_ON_CLUSTER)), None
     return forced or Engine(False, "rates need no table"), of_flows(given.flows, tick=spans["tick"])
 
 
 def _engine_of_table(
-    given: _WorkloadOptions, choice: EngineChoice, every: timedelta, *, time_zone: str, reads_here: bool
+    given: _WorkloadOptions, choice: EngineChoice, every: timedelta, *, time_zone: str, reads_local_paths: bool
 ) -> tuple[Engine, ArrayWorkload | None]:
-    refuse_without(pyarrow="PyArrow", numpy="numpy")
+    refuse_missing_packages(pyarrow="PyArrow", numpy="numpy")
 
     def convert(table: Any, zone: tzinfo) -> ArrayWorkload:
         from bide.pipelines.plan.small import of_small_table, refuse_many_spans
@@ -209,7 +209,7 @@ def _engine_of_table(
         assert given.columns is not None
         workload = of_small_table(table, given.columns, zone, grain=given.grain)
         # With --engine local, neither the number of spans nor the size of the table has a limit.
-        if choice.wanted != "local":
+        if choice.option != "local":
             refuse_many_spans(workload, every)
         return workload
 
@@ -220,11 +220,11 @@ def _engine_of_table(
             format=given.format,
             options=given.read_options,
             time_zone=time_zone,
-            reads_here=reads_here,
+            reads_local_paths=reads_local_paths,
         )
 
 
-def _plan_here(
+def _plan_in_process(
     workload: ArrayWorkload,
     plan_levels: Mapping[str, PlanLevels],
     capacities: Mapping[str, Capacity],
@@ -304,7 +304,7 @@ def _flows(
 def _check_workload(
     layouts: tuple[PlanLevels, ...],
     *,
-    reads_here: bool,
+    reads_local_paths: bool,
     source: str | None,
     format: str | None,
     read_options: tuple[str, ...],
@@ -332,7 +332,7 @@ def _check_workload(
     assert source is not None
     if (delay_column is None) == (due_column is None):
         raise click.UsageError("give the delays of the messages: either --delay-column or --due-column")
-    refuse_missing(source, format, reads_here=reads_here)
+    refuse_missing(source, format, reads_local_paths=reads_local_paths)
     columns = Columns(
         at=at_column, delay=delay_column, due=due_column, size=size_column, count=count_column, constant_size=size
     )

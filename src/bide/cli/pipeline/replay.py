@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
 from bide.cli.pipeline.replay_queue import QueueReplay, engine_for
-from bide.cli.pipeline.replay_view import Stopped
+from bide.cli.pipeline.replay_view import InterruptedReplay
 from bide.cli.running import ended_by_signals
 from bide.cli.settings import Settings, duration_of, json_option, management_options, pass_settings
 from bide.errors import BideError
@@ -56,8 +56,8 @@ def replay(
     dry_run: bool,
     as_json: bool,
     open_session: Callable[..., Any],
-    is_here: bool,
-    reads_here: bool,
+    is_local: bool,
+    reads_local_paths: bool,
     choice: EngineChoice,
     time_zone: str,
     **rest: Any,
@@ -90,7 +90,7 @@ def replay(
     period = timedelta(0) if over is None else duration_of("--over", over)
     if to is not None:
         check_name("queue", to)
-    if queue is None and rest["ledger"] is None and not is_here and not dry_run:
+    if queue is None and rest["ledger"] is None and not is_local and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")
     common = {"url": settings.url or DEFAULT_URL, "to": to, **rest}
     # Errors in the options, of the broker or the ledger are reported before Spark starts.
@@ -98,7 +98,14 @@ def replay(
         job = _from_queue(settings, queue, period, common, choice, dry_run=dry_run, as_json=as_json)
     else:
         job = _from_audit(
-            settings, audited, period, common, choice, reads_here=reads_here, dry_run=dry_run, as_json=as_json
+            settings,
+            audited,
+            period,
+            common,
+            choice,
+            reads_local_paths=reads_local_paths,
+            dry_run=dry_run,
+            as_json=as_json,
         )
     name = f"bide pipeline replay {queue or audited}"
     try:
@@ -133,7 +140,7 @@ class _CheckedReplay:
     lock: AbstractContextManager[None]
     start: Callable[[], Engine]
     work: Callable[[Any], int]
-    stopped: Callable[[], Stopped | None]
+    stopped: Callable[[], InterruptedReplay | None]
     interruptions: tuple[type[BaseException], ...] = (KeyboardInterrupt, SystemExit)
 
 
@@ -152,14 +159,14 @@ def _from_audit(
     given: Mapping[str, Any],
     choice: EngineChoice,
     *,
-    reads_here: bool,
+    reads_local_paths: bool,
     dry_run: bool,
     as_json: bool,
 ) -> _CheckedReplay:
     forced = choice.forced()
     if forced is None or not forced.is_spark:
         # Both engines need PyArrow; without DuckDB, Spark searches the audit.
-        refuse_without(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
+        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
     else:
         refuse_without_spark(forced)
 
@@ -174,7 +181,7 @@ def _from_audit(
     found: list[tuple[Engine, replay_audit.TappedMessages | None]] = []
 
     def start() -> Engine:
-        found.append(replay_audit.search_here(replay, choice, reads_here=reads_here))
+        found.append(replay_audit.search_in_process(replay, choice, reads_local_paths=reads_local_paths))
         return found[0][0]
 
     def work(spark: SparkSession | None) -> int:

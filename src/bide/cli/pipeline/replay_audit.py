@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.replay_view import Preview, Stopped, preview, preview_of, show
+from bide.cli.pipeline.replay_view import InterruptedReplay, Preview, preview, preview_of, show
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.errors import NotFoundError, TargetNotFoundError
 from bide.runtime.wording import quantity
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from bide.pipelines.audit.folder import Folder
     from bide.pipelines.engine import Engine
     from bide.pipelines.ledger import Ledger
-    from bide.pipelines.replay.choices import Choices, FoundCounts
+    from bide.pipelines.replay.choices import Choices, NotReplayedCounts
     from bide.pipelines.replay.small_audit import TappedFailure
     from bide.pipelines.replay.tap_reader import ReplayRun
 
@@ -105,14 +105,16 @@ class AuditReplay:
         """
         return self.choices().unfinished(self.plan, self.broker)
 
-    def stopped(self) -> Stopped | None:
+    def stopped(self) -> InterruptedReplay | None:
         """The state of the unfinished choice after an interruption; None if there is none."""
         ledger = self.unfinished()
         head = None if ledger is None else ledger.head()
         if ledger is None or head is None:
             return None
         done = _done_count(ledger)
-        return Stopped(source=f"the audit {self.folder.place}", sent=done, left=head.rows - done, is_ledger=True)
+        return InterruptedReplay(
+            source=f"the audit {self.folder.place}", sent=done, left=head.rows - done, is_ledger=True
+        )
 
     @contextmanager
     def lock_ledger(self, *, dry_run: bool) -> Iterator[None]:
@@ -132,7 +134,7 @@ class TappedMessages(Protocol):
     """The messages of a replay of an audit, on one of the engines."""
 
     @property
-    def found(self) -> FoundCounts | None:
+    def found(self) -> NotReplayedCounts | None:
         """Counts of a new choice; None if this run finishes an earlier one."""
         ...
 
@@ -153,7 +155,9 @@ class TappedMessages(Protocol):
         ...
 
 
-def search_here(given: AuditReplay, choice: EngineChoice, *, reads_here: bool) -> tuple[Engine, TappedMessages | None]:
+def search_in_process(
+    given: AuditReplay, choice: EngineChoice, *, reads_local_paths: bool
+) -> tuple[Engine, TappedMessages | None]:
     """The engine of a replay, with the messages if that is this process.
 
     Hold :meth:`AuditReplay.lock_ledger` during the call, and until the messages are sent.
@@ -188,7 +192,7 @@ def search_here(given: AuditReplay, choice: EngineChoice, *, reads_here: bool) -
             )
         return found.size, _TappedInProcess(given, found.messages, found)
 
-    return choice.in_process(work, reads_here=reads_here)
+    return choice.in_process(work, reads_local_paths=reads_local_paths)
 
 
 def search_with_spark(spark: SparkSession, given: AuditReplay) -> TappedMessages:
@@ -226,13 +230,13 @@ def replay(messages: TappedMessages, given: AuditReplay, engine: Engine, *, dry_
         TargetNotAllowedError: a queue is not allowed.
         TargetNotFoundError: queues do not exist.
     """
-    from bide.pipelines.replay.queue import missing_queues, refuse_targets
+    from bide.pipelines.replay.queue import missing_queues, refuse_disallowed_targets
 
     found = messages.found
     names = messages.queues()
     targets = names if given.to is None else [given.to]
     if given.allow:
-        refuse_targets(targets, given.allow)
+        refuse_disallowed_targets(targets, given.allow)
     counts = {} if found is None else {name: getattr(found, name) for name in ("parked", "unseen", "dropped")}
     if found is not None and found.parked:
         echo(
@@ -262,7 +266,7 @@ def replay(messages: TappedMessages, given: AuditReplay, engine: Engine, *, dry_
     return 0
 
 
-def _print_missing(found: FoundCounts | None, *, skip: bool) -> int:
+def _print_missing(found: NotReplayedCounts | None, *, skip: bool) -> int:
     """Print the error that a run without ``--dry-run`` would raise; returns the exit code."""
     try:
         if found is not None and not skip:
@@ -317,7 +321,7 @@ def _done_count(ledger: Ledger) -> int:
 class _TappedOnSpark:
     given: AuditReplay
     messages: DataFrame
-    found: FoundCounts | None
+    found: NotReplayedCounts | None
 
     def queues(self) -> list[str]:
         return [row["queue"] for row in self.messages.select("queue").distinct().orderBy("queue").collect()]
@@ -349,7 +353,7 @@ class _TappedOnSpark:
 class _TappedInProcess:
     given: AuditReplay
     messages: Sequence[TappedFailure]
-    found: FoundCounts | None
+    found: NotReplayedCounts | None
 
     def queues(self) -> list[str]:
         return sorted({one.queue for one in self.messages})

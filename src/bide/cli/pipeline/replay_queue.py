@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.replay_view import Preview, Stopped, preview, preview_of, show
+from bide.cli.pipeline.replay_view import InterruptedReplay, Preview, preview, preview_of, show
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.runtime.wording import quantity
 
@@ -39,7 +39,7 @@ def engine_for(where: str | None, choice: EngineChoice) -> tuple[Engine, TextCon
     try:
         condition = TextCondition.parse(where)
     except NeedsSparkError as error:
-        return choice.refuse(error), None
+        return choice.choose_spark(error), None
     return forced or Engine(False, "the condition only compares columns with text"), condition
 
 
@@ -67,7 +67,7 @@ class QueueReplay:
     allow: tuple[str, ...]
     engine: Engine
     started: float
-    stopped: list[Stopped] = field(default_factory=list)
+    stopped: list[InterruptedReplay] = field(default_factory=list)
 
     def work(self, spark: SparkSession | None, *, dry_run: bool, as_json: bool) -> int:
         """Choose the messages and send them, and return the exit code.
@@ -75,7 +75,7 @@ class QueueReplay:
         Args:
             spark: the session; None for this process.
         """
-        chosen = self._here() if spark is None else self._on_spark(spark)
+        chosen = self._in_process() if spark is None else self._on_spark(spark)
         if self.allow:
             chosen.check_allowed(self.allow)
         if not dry_run:
@@ -84,7 +84,7 @@ class QueueReplay:
         show(found, self.engine, as_json=as_json)
         return 1 if found.missing or found.unknown else 0
 
-    def _here(self) -> _ChosenMessages:
+    def _in_process(self) -> _ChosenMessages:
         from bide.pipelines.replay.small import choose, spread
 
         with progress("browsing the queue"):
@@ -92,11 +92,13 @@ class QueueReplay:
         return _InProcess(self.source, messages, spread(len(messages), self.over, begin=datetime.now(UTC)))
 
     def _on_spark(self, spark: SparkSession) -> _ChosenMessages:
-        from bide.pipelines.replay.run import choose, failed, keep, spread
+        from bide.pipelines.replay.run import choose, evaluate_and_cache, failed, spread
 
         chosen = choose(failed(spark, self.source), where=self.where, limit=self.limit)
         with progress("browsing the queue"):
-            return _OnSpark(self.source, keep(spread(chosen, self.over, begin=datetime.now(UTC)), self.where))
+            return _OnSpark(
+                self.source, evaluate_and_cache(spread(chosen, self.over, begin=datetime.now(UTC)), self.where)
+            )
 
     def _send(self, chosen: _ChosenMessages, *, as_json: bool) -> int:
         given = {"where": self.where, "limit": self.limit, "over": str(self.over) if self.over else None}
@@ -111,7 +113,9 @@ class QueueReplay:
 
         def stop(moved: OperationResult) -> None:
             kept = sum(moved.kept.values())
-            self.stopped.append(Stopped(source=queue, sent=moved.done, left=total - moved.done - kept, kept=kept))
+            self.stopped.append(
+                InterruptedReplay(source=queue, sent=moved.done, left=total - moved.done - kept, kept=kept)
+            )
 
         with progress("replaying", total=total, done=lambda: done):
             found = chosen.send(details=details, progress=count, interrupted=stop)
@@ -196,10 +200,12 @@ class _InProcess:
         return len(self.messages)
 
     def check_allowed(self, allow: tuple[str, ...]) -> None:
-        from bide.pipelines.replay.queue import refuse_targets
+        from bide.pipelines.replay.queue import refuse_disallowed_targets
 
         to = self.source.to
-        refuse_targets(sorted({one.queue for one in self.messages if one.queue}) if to is None else [to], allow)
+        refuse_disallowed_targets(
+            sorted({one.queue for one in self.messages if one.queue}) if to is None else [to], allow
+        )
 
     def preview(self) -> Preview:
         from bide.pipelines.replay.small import due_times

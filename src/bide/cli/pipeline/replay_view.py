@@ -53,7 +53,7 @@ class Preview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped:
+class InterruptedReplay:
     """The state of an interrupted replay.
 
     Attributes:

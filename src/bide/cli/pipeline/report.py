@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import engine_options, refuse_without, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings
 from bide.errors import InvalidInputError
@@ -49,8 +49,8 @@ def report(
     lost_after: str,
     as_json: bool,
     open_session: Callable[..., Any],
-    is_here: bool,
-    reads_here: bool,
+    is_local: bool,
+    reads_local_paths: bool,
     choice: EngineChoice,
     time_zone: str,
 ) -> None:
@@ -65,12 +65,12 @@ def report(
     forced = choice.forced()
     if forced is None or not forced.is_spark:
         # Both engines need PyArrow; without DuckDB, Spark counts.
-        refuse_without(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
+        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
     else:
         refuse_without_spark(forced)
     _check_paths(folder, out, svg)
     with progress("counting"):
-        engine, figures = _count_here(folder, choice, threshold, reads_here=reads_here)
+        engine, figures = _count_in_process(folder, choice, threshold, reads_local_paths=reads_local_paths)
     if figures is None:
         refuse_without_spark(engine)
         with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark:
@@ -86,8 +86,8 @@ def report(
         echo(f"engine: {engine}")
 
 
-def _count_here(
-    folder: str, choice: EngineChoice, lost_after: timedelta, *, reads_here: bool
+def _count_in_process(
+    folder: str, choice: EngineChoice, lost_after: timedelta, *, reads_local_paths: bool
 ) -> tuple[Engine, Figures | None]:
     """The engine of a report, and the figures if the engine is this process."""
 
@@ -102,7 +102,7 @@ def _count_here(
         with small_tables(folder, largest=largest) as tables:
             return tables.size, collect(tables, lost_after=lost_after)
 
-    return choice.in_process(work, reads_here=reads_here)
+    return choice.in_process(work, reads_local_paths=reads_local_paths)
 
 
 def _count_with_spark(spark: SparkSession, folder: str, lost_after: timedelta) -> Figures:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from bide.cli.pipeline.engine_choice import EngineChoice
     from bide.pipelines.engine import Engine
-    from bide.pipelines.ledger import Head, Ledger
+    from bide.pipelines.ledger import Ledger, LedgerHead
     from bide.pipelines.schedule.plan import SchedulePlan
     from bide.pipelines.schedule.progress import Survey
     from bide.pipelines.schedule.small import Messages
@@ -46,7 +46,7 @@ class ScheduleRows(Protocol):
         ...
 
     def send(
-        self, ledger: Ledger, head: Head, targets: Mapping[str, str | None], *, begun: datetime
+        self, ledger: Ledger, head: LedgerHead, targets: Mapping[str, str | None], *, begun: datetime
     ) -> list[Mapping[str, int]]:
         """Send the parts that are not in the ledger, and return the outcomes of each.
 
@@ -56,7 +56,7 @@ class ScheduleRows(Protocol):
         ...
 
 
-class OnSpark:
+class RowsOnSpark:
     """The rows of a schedule on Spark."""
 
     def __init__(self, rows: DataFrame, plan: SchedulePlan) -> None:
@@ -88,7 +88,7 @@ class OnSpark:
         return [(datetime.fromtimestamp(row["due"], UTC), row["count"]) for row in times]
 
     def send(
-        self, ledger: Ledger, head: Head, targets: Mapping[str, str | None], *, begun: datetime
+        self, ledger: Ledger, head: LedgerHead, targets: Mapping[str, str | None], *, begun: datetime
     ) -> list[Mapping[str, int]]:
         from bide.pipelines.schedule.run import send
         from bide.pipelines.session import spark_errors
@@ -98,7 +98,7 @@ class OnSpark:
         return [row.asDict() for row in sent]
 
 
-class InProcess:
+class RowsInProcess:
     """The rows of a schedule in this process."""
 
     def __init__(self, found: Messages) -> None:
@@ -118,20 +118,22 @@ class InProcess:
         return due_times(self._messages, every, now=datetime.now(UTC))
 
     def send(
-        self, ledger: Ledger, head: Head, targets: Mapping[str, str | None], *, begun: datetime
+        self, ledger: Ledger, head: LedgerHead, targets: Mapping[str, str | None], *, begun: datetime
     ) -> list[Mapping[str, int]]:
         from bide.pipelines.schedule.small import send
 
         return [asdict(one) for one in send(self._messages, ledger, head, begun=begun)]
 
 
-def engine_for(given: SourceTable, choice: EngineChoice, *, reads_here: bool) -> tuple[Engine, InProcess | None]:
+def engine_for(
+    given: SourceTable, choice: EngineChoice, *, reads_local_paths: bool
+) -> tuple[Engine, RowsInProcess | None]:
     """The engine for an input, and the rows if the engine is this process."""
 
-    def convert(table: Any, zone: tzinfo) -> InProcess:
+    def convert(table: Any, zone: tzinfo) -> RowsInProcess:
         from bide.pipelines.schedule.small import messages
 
-        return InProcess(messages(table, given.plan, zone))
+        return RowsInProcess(messages(table, given.plan, zone))
 
     return choice.of_table(
         given.source,
@@ -139,5 +141,5 @@ def engine_for(given: SourceTable, choice: EngineChoice, *, reads_here: bool) ->
         format=given.format,
         options=given.options,
         time_zone=given.time_zone,
-        reads_here=reads_here,
+        reads_local_paths=reads_local_paths,
     )

@@ -53,7 +53,7 @@ def summary(found: Survey, plan: SchedulePlan, targets: list[TargetCount]) -> di
         "broker": plan.broker,
         "first_due": None if found.first is None else found.first.isoformat(),
         "last_due": None if found.last is None else found.last.isoformat(),
-        "past": found.past,
+        "past": found.already_due,
         "overdue": found.overdue,
         "without_time": found.without_time,
         "without_body": found.without_body,
@@ -83,10 +83,10 @@ def summary_lines(found: Survey, plan: SchedulePlan, targets: list[TargetCount])
         lines.append(f"{sum(one.rows for one in others):>9,}  to {quantity(len(others), 'other queue')}")
     if found.first is not None and found.last is not None:
         lines.append(f"due from {found.first:%Y-%m-%d %H:%M:%S} to {found.last:%Y-%m-%d %H:%M:%S} UTC")
-    if found.past:
+    if found.already_due:
         overdue = f", {found.overdue:,} of them for more than 5 min" if found.overdue else ""
         option = f" (--past {plan.settings.past})" if found.overdue and plan.settings.past else ""
-        lines.append(f"{found.past:,} are due already{overdue}{option}")
+        lines.append(f"{found.already_due:,} are due already{overdue}{option}")
     return lines
 
 

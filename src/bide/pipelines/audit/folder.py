@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any, Final
 from pyarrow import fs
 
 from bide.errors import InvalidInputError
-from bide.pipelines.folder_lock import LOCK, hold
-from bide.pipelines.formats import for_spark, to_read
+from bide.pipelines.folder_lock import LOCK_FILE, hold
+from bide.pipelines.formats import escape_pattern_characters, spark_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -146,7 +146,7 @@ class Folder:
                     f"{VERSION}: name another folder"
                 )
             return False
-        begun = {LOCK, posixpath.basename(f"{_VERSION_FILE}{_NEW_SUFFIX}")}
+        begun = {LOCK_FILE, posixpath.basename(f"{_VERSION_FILE}{_NEW_SUFFIX}")}
         if {*self.entries(self._root)} - {"_state"} or {*self.entries(self.path("_state"))} - begun:
             raise InvalidInputError(f"the folder {self.place} contains other files than an audit: name another folder")
         return True
@@ -199,7 +199,7 @@ class Folder:
 
     def location(self, *parts: str) -> str:
         """The URI of a table, for Spark."""
-        return for_spark(self.place, *parts)
+        return spark_uri(self.place, *parts)
 
     def write(self, rows: DataFrame, table: str, *, by: tuple[str, ...] = ("day",)) -> None:
         """Replace the partitions that the rows belong to, and leave other partitions unchanged.
@@ -233,7 +233,7 @@ class Folder:
             days: read only the files of these days.
         """
         names = [table] if days is None else [posixpath.join(table, f"day={day}") for day in sorted(days)]
-        existing = [to_read(self.location(name)) for name in names if self.exists(self.path(name))]
+        existing = [escape_pattern_characters(self.location(name)) for name in names if self.exists(self.path(name))]
         if not existing:
             return spark.createDataFrame([], schema)
         found = spark.read.schema(schema).option("basePath", self.location(table)).parquet(*existing)
@@ -246,7 +246,11 @@ class Folder:
         from pyspark.sql.types import LongType, StructField, StructType
 
         whole = StructType([*schema, StructField("batch", LongType())])
-        existing = [to_read(self.location(*_parts(table, one))) for one in sorted(batches) if self.has(table, one)]
+        existing = [
+            escape_pattern_characters(self.location(*_parts(table, one)))
+            for one in sorted(batches)
+            if self.has(table, one)
+        ]
         if not existing:
             return spark.createDataFrame([], whole)
         found = spark.read.schema(whole).option("basePath", self.location(table)).parquet(*existing)

@@ -19,16 +19,16 @@ from numpy.typing import NDArray
 from bide.durations import MILLISECOND
 from bide.errors import InvalidInputError
 from bide.pipelines.plan.capacity import Capacity
-from bide.pipelines.plan.figures import SPAN_FIGURES, SPANS, PlanReport, plan_report
+from bide.pipelines.plan.figures import MAX_SPANS, SPAN_FIGURES, PlanReport, plan_report
 from bide.pipelines.plan.flows import Flow
 from bide.pipelines.plan.levels import PlanLevels, check_delays
-from bide.pipelines.plan.ticks import ALL, EPSILON, MEASURES, check_spans, held, passed, started
+from bide.pipelines.plan.ticks import ALL, EPSILON, MEASURES, check_spans, held, held_contribution, passed
 
 Array = NDArray[Any]
 ArrayTable = dict[str, Array]
 """Columns of equal length by name."""
 
-CLASS_FIGURES: Final = ("n", "n_rate", "bytes", "bytes_rate")
+CLASS_MEASURES: Final = ("n", "n_rate", "bytes", "bytes_rate")
 """The columns of classes beside ``at`` and ``delay``."""
 
 _PARTS: Final = ("", "_1", "_rate", "_rate_1", "_rate_2")
@@ -62,7 +62,7 @@ def of_flows(flows: Sequence[Flow], *, tick: timedelta = timedelta(seconds=1)) -
     parts = [_classes(one, tick) for one in flows]
     whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     return ArrayWorkload(
-        classes=grouped(whole, ("at", "delay"), CLASS_FIGURES),
+        classes=grouped(whole, ("at", "delay"), CLASS_MEASURES),
         messages=sum(one.messages for one in flows),
         undelayed=sum(one.undelayed for one in flows),
         bytes=sum(one.messages * one.size for one in flows),
@@ -141,7 +141,7 @@ class ArrayTimeline:
                     "enter_in": enter % tick / tick,
                     "leave": leave // tick,
                     "leave_in": leave % tick / tick,
-                    **{name: classes[name][passing] for name in CLASS_FIGURES},
+                    **{name: classes[name][passing] for name in CLASS_MEASURES},
                 },
             )
 
@@ -185,7 +185,7 @@ class ArrayTimeline:
                 changes[f"{one}{part}"] for part in ("", "_1", "_rate", "_rate_1", "_rate_2")
             )
             flow = _total_before(rate)
-            start = _total_before(started(tick, n, rate, rate_1)) + tick * flow
+            start = _total_before(held_contribution(tick, n, rate, rate_1)) + tick * flow
             occupancy = held(n=n, n_1=n_1, rate=rate, rate_1=rate_1, rate_2=rate_2, flow=flow, start=start, gap=gap)
             highest = np.where(gap > 0, np.maximum(occupancy.now, np.maximum(*occupancy.quiet)), occupancy.now)
             found[name] = np.add.reduceat(occupancy.area, starts) / self._ticks_per_span
@@ -274,7 +274,7 @@ def array_report(timeline: ArrayTimeline, capacity: Capacity, *, out: str | None
     if out is not None:
         write(levels, Path(out, "levels"))
         write(queues, Path(out, "queues"))
-    spans = np.flatnonzero(levels["level"] == ALL)[:SPANS]
+    spans = np.flatnonzero(levels["level"] == ALL)[:MAX_SPANS]
     return plan_report(
         timeline.layout,
         capacity,

@@ -10,16 +10,16 @@ from bide.errors import InvalidInputError
 
 Verdict = Literal["fits", "tight", "too much", "not judged"]
 
-TIGHT: Final = 0.7
+TIGHT_LOAD: Final = 0.7
 """Share of a capacity up to which a plan fits. Above it, a broker that has other work to do delivers messages late."""
 
-HOPS: Final[Mapping[str, Mapping[str, float]]] = {
+HOP_RATES: Final[Mapping[str, Mapping[str, float]]] = {
     "3.10": {"clock": 19_000, "nservicebus": 15_000},
     "4.3": {"clock": 24_000, "nservicebus": 35_000},
 }
 """Hops per second by release and layout: one node, four cores, persistent messages of 200 bytes, quorum queues."""
 
-RELEASES: Final[Mapping[int, Mapping[str, float]]] = {
+RELEASE_RATES: Final[Mapping[int, Mapping[str, float]]] = {
     32: {"3.10": 5_900, "4.3": 5_900},
     1000: {"3.10": 17_100, "4.3": 9_300},
 }
@@ -31,10 +31,10 @@ medians were 6,207 (prefetch 32) and 13,465 (prefetch 1,000). The lower figures 
 safe.
 """
 
-DISK: Final[Mapping[str, int]] = {"clock": 420, "nservicebus": 870}
+DISK_BYTES: Final[Mapping[str, int]] = {"clock": 420, "nservicebus": 870}
 """Bytes on disk per waiting message in addition to its body: the growth of the data folder of RabbitMQ 4.3."""
 
-MEMORY: Final[Mapping[str, int]] = {"clock": 1_760, "nservicebus": 1_830}
+MEMORY_BYTES: Final[Mapping[str, int]] = {"clock": 1_760, "nservicebus": 1_830}
 """Bytes of memory per waiting message with a body of 200 bytes: the growth of a node of RabbitMQ 4.3."""
 
 
@@ -75,19 +75,19 @@ class Capacity:
         Raises:
             InvalidInputError: this broker, layout or prefetch was not measured.
         """
-        if broker not in HOPS:
-            raise InvalidInputError(f"RabbitMQ {broker!r} was not measured: choose from {', '.join(HOPS)}")
-        if prefetch not in RELEASES:
-            known = ", ".join(map(str, RELEASES))
+        if broker not in HOP_RATES:
+            raise InvalidInputError(f"RabbitMQ {broker!r} was not measured: choose from {', '.join(HOP_RATES)}")
+        if prefetch not in RELEASE_RATES:
+            known = ", ".join(map(str, RELEASE_RATES))
             raise InvalidInputError(f"a prefetch of {prefetch} was not measured: choose from {known}")
-        if layout not in HOPS[broker]:
-            known = ", ".join(HOPS[broker])
+        if layout not in HOP_RATES[broker]:
+            known = ", ".join(HOP_RATES[broker])
             raise InvalidInputError(f"the layout {layout!r} was not measured: choose from {known}")
         return cls(
-            hops=HOPS[broker][layout] if hops is None else hops,
-            release=RELEASES[prefetch][broker] if release is None else release,
-            disk_each=DISK[layout],
-            memory_each=MEMORY[layout],
+            hops=HOP_RATES[broker][layout] if hops is None else hops,
+            release=RELEASE_RATES[prefetch][broker] if release is None else release,
+            disk_each=DISK_BYTES[layout],
+            memory_each=MEMORY_BYTES[layout],
             disk=disk,
             memory=memory,
         )
@@ -117,10 +117,10 @@ class Judgement:
 
     @property
     def verdict(self) -> Verdict:
-        """The verdict: up to :data:`TIGHT` of the capacity the plan fits."""
+        """The verdict: up to :data:`TIGHT_LOAD` of the capacity the plan fits."""
         if self.load is None:
             return "not judged"
-        return "fits" if self.load <= TIGHT else "tight" if self.load <= 1 else "too much"
+        return "fits" if self.load <= TIGHT_LOAD else "tight" if self.load <= 1 else "too much"
 
 
 def judge(
@@ -135,7 +135,7 @@ def judge(
         bytes: the largest size of the bodies held.
         lanes: queues per digit, which share its messages evenly; None if a digit has exactly one queue.
     """
-    enough = None if lanes is None else max(-int(-release // (TIGHT * capacity.release)), 1)
+    enough = None if lanes is None else max(-int(-release // (TIGHT_LOAD * capacity.release)), 1)
     return [
         Judgement(what="hops/s", wanted=hops, capacity=capacity.hops),
         Judgement(what="release/s", wanted=release / (lanes or 1), capacity=capacity.release, lanes=enough),

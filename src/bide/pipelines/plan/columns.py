@@ -9,7 +9,7 @@ from datetime import timedelta
 from bide.durations import MILLISECOND
 from bide.errors import InvalidColumnError, InvalidInputError, InvalidRowError
 
-GRAIN = timedelta(milliseconds=10)
+DEFAULT_GRAIN = timedelta(milliseconds=10)
 """The default grain, to which times of sending are rounded down: the resolution of ``Clock``."""
 
 

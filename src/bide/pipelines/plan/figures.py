@@ -12,7 +12,7 @@ from bide.pipelines.plan.capacity import Capacity, Judgement, judge
 from bide.pipelines.plan.levels import PlanLevels
 from bide.pipelines.plan.ticks import ALL
 
-SPANS: Final = 1_000
+MAX_SPANS: Final = 1_000
 """The largest number of spans in a report; the tables have all spans."""
 
 SPAN_FIGURES: Final = ("held", "held_peak", "bytes_peak", "hops_per_second", "hops_peak")
@@ -63,7 +63,7 @@ class PlanReport:
     Attributes:
         layout: the name of the layout.
         levels: the levels with messages, highest first, then all levels together.
-        spans: the first :data:`SPANS` spans.
+        spans: the first :data:`MAX_SPANS` spans.
         judgements: the verdicts on the largest figures.
     """
 
@@ -92,7 +92,7 @@ def plan_report(
     Args:
         levels: for each level, ``held_peak``, ``held_peak_at``, ``bytes_peak``, ``hops`` and ``hops_peak``.
         releases: for each level, ``peak``, ``digit`` and ``peak_at`` of its busiest queue.
-        spans: the first :data:`SPANS` spans of all levels together.
+        spans: the first :data:`MAX_SPANS` spans of all levels together.
     """
     named = {level.name: level for level in layout.levels}
     figures = []

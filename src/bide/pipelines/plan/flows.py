@@ -11,7 +11,7 @@ from typing import Any, Final
 from bide.durations import MILLISECOND, parse_delay, parse_due_time, to_milliseconds
 from bide.errors import InvalidInputError
 
-POINTS: Final = 20_000
+MAX_POINTS: Final = 20_000
 """The largest number of delays that stand for a range of delays."""
 
 _POINT_SPACING: Final = 10
@@ -30,7 +30,7 @@ class Flow:
         rate: messages per second, averaged over a day.
         shortest: the shortest delay in milliseconds.
         longest: the longest delay in milliseconds. Delays between the two are equally likely, in steps of 10 ms, or in
-            larger steps if there would be more than :data:`POINTS`.
+            larger steps if there would be more than :data:`MAX_POINTS`.
         size: the size of a body in bytes.
         first: the start of the flow, in milliseconds since the Unix epoch.
         length: the length of the flow, in milliseconds.
@@ -49,7 +49,7 @@ class Flow:
     @property
     def points(self) -> int:
         """The number of delays that represent the range."""
-        return min((self.longest - self.shortest) // _POINT_SPACING + 1, POINTS)
+        return min((self.longest - self.shortest) // _POINT_SPACING + 1, MAX_POINTS)
 
     @property
     def messages(self) -> float:

@@ -23,7 +23,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.durations import MILLISECOND
 from bide.pipelines.plan.levels import PlanLevels, check_delays
-from bide.pipelines.plan.ticks import ALL, EPSILON, MEASURES, check_spans, held, passed, started
+from bide.pipelines.plan.ticks import ALL, EPSILON, MEASURES, check_spans, held, held_contribution, passed
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
@@ -109,7 +109,7 @@ class Timeline:
             n, n_1, rate, rate_1, rate_2 = (F.col(f"{one}{part}") for part in ("", "_1", "_rate", "_rate_1", "_rate_2"))
             flow, start = F.col(f"{one}_flow"), F.col(f"{one}_start")
             spans = spans.withColumn(f"{one}_flow", total(rate))
-            spans = spans.withColumn(f"{one}_start", total(started(tick, n, rate, rate_1)) + tick * flow)
+            spans = spans.withColumn(f"{one}_start", total(held_contribution(tick, n, rate, rate_1)) + tick * flow)
             found = held(n=n, n_1=n_1, rate=rate, rate_1=rate_1, rate_2=rate_2, flow=flow, start=start, gap=gap)
             highest = F.when(gap > 0, F.greatest(found.now, *found.quiet)).otherwise(found.now)
             figures += [(F.sum(found.area) / span).alias(name), F.max(highest).alias(f"{name}_peak")]

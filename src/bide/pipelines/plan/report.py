@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
-from bide.pipelines.formats import to_read
+from bide.pipelines.formats import escape_pattern_characters
 from bide.pipelines.plan.capacity import Capacity
-from bide.pipelines.plan.figures import SPAN_FIGURES, SPANS, PlanReport, plan_report
+from bide.pipelines.plan.figures import MAX_SPANS, SPAN_FIGURES, PlanReport, plan_report
 from bide.pipelines.plan.occupancy import Timeline
 from bide.pipelines.plan.ticks import ALL
 
@@ -39,12 +39,14 @@ def report(timeline: Timeline, capacity: Capacity, *, out: str | None = None) ->
         spark = levels.sparkSession
         levels.write.mode("overwrite").parquet(f"{out}/levels")
         queues.write.mode("overwrite").parquet(f"{out}/queues")
-        levels, queues = (spark.read.parquet(to_read(f"{out}/{name}")) for name in ("levels", "queues"))
+        levels, queues = (
+            spark.read.parquet(escape_pattern_characters(f"{out}/{name}")) for name in ("levels", "queues")
+        )
     else:
         levels = levels.persist()
     by_level = {row["level"]: row.asDict() for row in _by_level(levels).collect()}
     releases = {row["level"]: row.asDict() for row in _releases(queues).collect()}
-    spans = levels.where(F.col("level") == ALL).orderBy("at").limit(SPANS).withColumn("at", F.unix_millis("at"))
+    spans = levels.where(F.col("level") == ALL).orderBy("at").limit(MAX_SPANS).withColumn("at", F.unix_millis("at"))
     rows = [row.asDict() for row in spans.select("at", *SPAN_FIGURES).collect()]
     if out is None:
         levels.unpersist()

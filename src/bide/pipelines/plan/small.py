@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from bide.durations import MILLISECOND
 from bide.pipelines.engine import NeedsSparkError
-from bide.pipelines.plan.arrays import CLASS_FIGURES, Array, ArrayWorkload, grouped
+from bide.pipelines.plan.arrays import CLASS_MEASURES, Array, ArrayWorkload, grouped
 from bide.pipelines.plan.columns import (
-    GRAIN,
+    DEFAULT_GRAIN,
     Columns,
     check_columns,
     check_grain,
@@ -36,7 +36,9 @@ _BIGINT_LIMIT: Final = float(1 << 63)
 """The smallest number that is too large for a bigint."""
 
 
-def of_small_table(table: pa.Table, columns: Columns, zone: tzinfo, *, grain: timedelta = GRAIN) -> ArrayWorkload:
+def of_small_table(
+    table: pa.Table, columns: Columns, zone: tzinfo, *, grain: timedelta = DEFAULT_GRAIN
+) -> ArrayWorkload:
     """The workload of a small table; see :func:`bide.pipelines.plan.workload.of_table`.
 
     Args:
@@ -75,7 +77,7 @@ def of_small_table(table: pa.Table, columns: Columns, zone: tzinfo, *, grain: ti
         "bytes_rate": nothing,
     }
     return ArrayWorkload(
-        classes=grouped(classes, ("at", "delay"), CLASS_FIGURES),
+        classes=grouped(classes, ("at", "delay"), CLASS_MEASURES),
         messages=float(n.sum()),
         undelayed=float(n[delay == 0].sum()),
         bytes=float((n * size).sum()),

@@ -50,7 +50,7 @@ class Held(NamedTuple):
     quiet: tuple[Any, Any]
 
 
-def started(tick: Any, n: Any, rate: Any, rate_1: Any) -> Any:
+def held_contribution(tick: Any, n: Any, rate: Any, rate_1: Any) -> Any:
     """The contribution of a tick to the number held, if the change of its rate is extrapolated back to tick 0.
 
     The number held at the start of a tick is ``tick * flow``, plus the contributions of all ticks before it.

@@ -26,7 +26,7 @@ from pyspark.sql.types import (
 from bide.durations import MILLISECOND
 from bide.errors import InvalidInputError
 from bide.pipelines.plan.columns import (
-    GRAIN,
+    DEFAULT_GRAIN,
     Columns,
     check_columns,
     check_grain,
@@ -68,7 +68,7 @@ class Workload:
     has_flows: bool
 
 
-def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = GRAIN) -> Workload:
+def of_table(rows: DataFrame, columns: Columns, *, grain: timedelta = DEFAULT_GRAIN) -> Workload:
     """The workload of a table, which is read twice.
 
     Raises:

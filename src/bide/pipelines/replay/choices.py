@@ -21,13 +21,13 @@ from bide.pipelines.ledger import Ledger
 PART_ROWS: Final = 2_000
 """Messages in a part. After a task is killed, at most one part is sent again."""
 
-CHOSEN: Final = "chosen"
+CHOSEN_FOLDER: Final = "chosen"
 """The folder of the chosen messages in a ledger."""
 
-KEY: Final = ("message_id", "queue", "failed_at")
+FAILURE_KEY: Final = ("message_id", "queue", "failed_at")
 """The columns that identify a failure."""
 
-COLUMNS: Final = (*KEY, "stream", "offset", "deliver_at", "part")
+COLUMNS: Final = (*FAILURE_KEY, "stream", "offset", "deliver_at", "part")
 """The columns of the chosen messages."""
 
 _MAX_PARTS: Final = 10_000
@@ -35,7 +35,7 @@ _MAX_PARTS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundCounts:
+class NotReplayedCounts:
     """Counts of messages that were found in an audit and are not replayed.
 
     Attributes:

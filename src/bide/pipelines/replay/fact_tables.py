@@ -16,8 +16,8 @@ from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import is_below_hidden, is_uri
 from bide.pipelines.memory_database import memory_database
 from bide.pipelines.replay import queries
-from bide.pipelines.replay.choices import KEY
-from bide.pipelines.small_table import SMALL, read_columns
+from bide.pipelines.replay.choices import FAILURE_KEY
+from bide.pipelines.small_table import MAX_SMALL_BYTES, read_columns
 from bide.runtime.wording import in_bytes
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ _READ: Final = {
 }
 """The tables that are read, with their columns."""
 
-_FOUND: Final = (*KEY, "type", "endpoint", "reason", "exception", "text", "group", "sent")
+_FOUND: Final = (*FAILURE_KEY, "type", "endpoint", "reason", "exception", "text", "group", "sent")
 """The columns of failures that a replay needs."""
 
 _FUNCTIONS: Final = "create macro unix_micros(moment) as epoch_us(moment)"
@@ -59,12 +59,12 @@ class FactTables:
         other columns are left out.
 
         Args:
-            earlier: failures to leave out, with the columns :data:`bide.pipelines.replay.choices.KEY`.
+            earlier: failures to leave out, with the columns :data:`bide.pipelines.replay.choices.FAILURE_KEY`.
         """
         new = ""
         if earlier is not None:
             self.add("earlier", earlier)
-            same = " and ".join(f"e.{name} = f.{name}" for name in KEY)
+            same = " and ".join(f"e.{name} = f.{name}" for name in FAILURE_KEY)
             new = f"where not exists (select 1 from earlier as e where {same})"
         times = {name: f"unix_micros(f.{name})" for name in ("failed_at", "sent")}
         selected = ", ".join(times.get(name, f"f.{name}") for name in _FOUND)
@@ -92,7 +92,7 @@ class FactTables:
 
 
 @contextmanager
-def fact_tables(folder: Folder, *, largest: int | None = SMALL) -> Iterator[FactTables]:
+def fact_tables(folder: Folder, *, largest: int | None = MAX_SMALL_BYTES) -> Iterator[FactTables]:
     """The tables of facts that a replay needs, read into memory.
 
     Args:

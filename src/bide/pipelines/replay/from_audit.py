@@ -20,22 +20,22 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.folder import Folder
-from bide.pipelines.formats import for_spark, to_read
-from bide.pipelines.ledger import Head, Ledger
+from bide.pipelines.formats import escape_pattern_characters, spark_uri
+from bide.pipelines.ledger import Ledger, LedgerHead
 from bide.pipelines.replay import queries
 from bide.pipelines.replay.choices import (
-    CHOSEN,
+    CHOSEN_FOLDER,
     COLUMNS,
-    KEY,
+    FAILURE_KEY,
     PART_ROWS,
     Choices,
-    FoundCounts,
+    NotReplayedCounts,
     order_of,
     rows_per_part,
 )
 from bide.pipelines.replay.parts import PartSender
-from bide.pipelines.replay.run import choose, keep, spread
-from bide.pipelines.replay.tap_reader import ReplayRun, Wanted, held_offsets
+from bide.pipelines.replay.run import choose, evaluate_and_cache, spread
+from bide.pipelines.replay.tap_reader import ReplayMessage, ReplayRun, available_offsets
 from bide.pipelines.spark_task_writer import write
 from bide.spark.sink import TaskCommitMessage
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(FoundCounts):
+class FoundOnSpark(NotReplayedCounts):
     """Messages to replay, and counts of messages that are not replayed.
 
     Attributes:
@@ -80,7 +80,7 @@ def mark_existing(url: str, located: DataFrame) -> DataFrame:
     """
     highest = located.where("stream is not null").groupBy("stream").agg(F.max("offset").alias("offset")).collect()
     in_stream = F.lit(False)
-    for stream, held in held_offsets(url, {row["stream"]: row["offset"] for row in highest}).items():
+    for stream, held in available_offsets(url, {row["stream"]: row["offset"] for row in highest}).items():
         in_stream = in_stream | ((F.col("stream") == stream) & F.col("offset").between(held.start, held.stop - 1))
     return located.withColumn("in_stream", F.coalesce(in_stream, F.lit(False)))
 
@@ -95,7 +95,7 @@ def find(
     limit: int | None = None,
     parked: bool = False,
     skip_missing: bool = False,
-) -> Found:
+) -> FoundOnSpark:
     """Choose failures of an audit that are in no earlier choice, and find their messages.
 
     Args:
@@ -111,8 +111,8 @@ def find(
         BrokerError: the broker cannot be reached, or refuses.
     """
     # An audit in this process adds files without Spark, whose cache of an earlier search does not know them.
-    spark.catalog.refreshByPath(for_spark(folder.place))
-    known = keep(choose(without_earlier(failures(spark, folder), choices), where=where), where)
+    spark.catalog.refreshByPath(spark_uri(folder.place))
+    known = evaluate_and_cache(choose(without_earlier(failures(spark, folder), choices), where=where), where)
     left_out = 0 if parked else known.where("reason = 'parked'").count()
     chosen = choose(known, where=None if parked else "reason <> 'parked'", limit=None if skip_missing else limit)
     placed = mark_existing(url, locate(chosen, folder).persist()).persist()
@@ -121,16 +121,16 @@ def find(
         F.count_if(F.col("stream").isNotNull() & ~F.col("in_stream")).alias("dropped"),
     ).collect()
     messages = choose(placed.where("in_stream"), limit=limit)
-    return Found(messages=messages, parked=left_out, unseen=counts["unseen"], dropped=counts["dropped"])
+    return FoundOnSpark(messages=messages, parked=left_out, unseen=counts["unseen"], dropped=counts["dropped"])
 
 
 def without_earlier(failures: DataFrame, choices: Choices) -> DataFrame:
     """The failures that are in no earlier choice."""
-    folders = [to_read(for_spark(ledger.folder, CHOSEN)) for ledger in choices.all()]
+    folders = [escape_pattern_characters(spark_uri(ledger.folder, CHOSEN_FOLDER)) for ledger in choices.all()]
     if not folders:
         return failures
-    earlier = failures.sparkSession.read.parquet(*folders).select(*KEY)
-    return failures.join(earlier, list(KEY), "left_anti")
+    earlier = failures.sparkSession.read.parquet(*folders).select(*FAILURE_KEY)
+    return failures.join(earlier, list(FAILURE_KEY), "left_anti")
 
 
 def record(
@@ -158,15 +158,15 @@ def record(
         part_rows = rows_per_part(messages.count(), over, part_rows)
     part = F.floor((F.row_number().over(Window.orderBy(*order_of(over))) - 1) / part_rows).cast("int")
     rows = spread(messages, over, begin=datetime.now(UTC)).withColumn("part", part)
-    rows.select(*COLUMNS).write.mode("overwrite").parquet(for_spark(ledger.folder, CHOSEN))
+    rows.select(*COLUMNS).write.mode("overwrite").parquet(spark_uri(ledger.folder, CHOSEN_FOLDER))
     count = chosen_of(messages.sparkSession, ledger).count()
-    ledger.begin(Head(plan=plan, broker=broker, rows=count, checksum=0, parts=-(-count // part_rows)))
+    ledger.begin(LedgerHead(plan=plan, broker=broker, rows=count, checksum=0, parts=-(-count // part_rows)))
     return ledger
 
 
 def chosen_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
     """The messages of a choice, with their due times (``deliver_at``) and parts."""
-    return spark.read.parquet(to_read(for_spark(ledger.folder, CHOSEN)))
+    return spark.read.parquet(escape_pattern_characters(spark_uri(ledger.folder, CHOSEN_FOLDER)))
 
 
 def remaining_of(spark: SparkSession, ledger: Ledger) -> DataFrame:
@@ -217,7 +217,10 @@ def send(
 def _send_when_due(messages: DataFrame, times: list[Row], sender: PartSender) -> None:
     rows = messages.orderBy("part").toLocalIterator()
     sender.send_when_due(
-        ((part, [_wanted(row.asDict()) for row in some]) for part, some in groupby(rows, key=lambda row: row["part"])),
+        (
+            (part, [_replay_message(row.asDict()) for row in some])
+            for part, some in groupby(rows, key=lambda row: row["part"])
+        ),
         {row["part"]: row["last"] for row in times},
         first=min(row["first"] for row in times),
     )
@@ -230,13 +233,13 @@ class _ReplayPartWriter(DataSourceArrowWriter):
     sender: PartSender
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        parts: defaultdict[int, list[Wanted]] = defaultdict(list)
+        parts: defaultdict[int, list[ReplayMessage]] = defaultdict(list)
         for batch in iterator:
             for row in batch.to_pylist():
-                parts[row["part"]].append(_wanted(row))
+                parts[row["part"]].append(_replay_message(row))
         sent = [self.sender.send(number, wanted) for number, wanted in sorted(parts.items())]
         return TaskCommitMessage(confirmed=sum(one.sent for one in sent), rejected=sum(one.rejected for one in sent))
 
 
-def _wanted(row: dict[str, Any]) -> Wanted:
-    return Wanted(message_id=row["message_id"], queue=row["queue"], stream=row["stream"], offset=row["offset"])
+def _replay_message(row: dict[str, Any]) -> ReplayMessage:
+    return ReplayMessage(message_id=row["message_id"], queue=row["queue"], stream=row["stream"], offset=row["offset"])

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from bide.durations import from_microseconds
-from bide.pipelines.ledger import Ledger, Part
-from bide.pipelines.replay.tap_reader import ReplayRun, Wanted, send_back
+from bide.pipelines.ledger import Ledger, LedgerPart
+from bide.pipelines.replay.tap_reader import ReplayMessage, ReplayRun, send_back
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class PartSender:
     replay: ReplayRun
     skip_missing: bool
 
-    def send(self, number: int, wanted: Sequence[Wanted]) -> Part:
+    def send(self, number: int, wanted: Sequence[ReplayMessage]) -> LedgerPart:
         """Send a part, and add it to the ledger.
 
         Returns:
@@ -40,14 +40,14 @@ class PartSender:
         """
         # Another attempt at the same task may have sent the part.
         if self.ledger.get(number) is not None:
-            return Part(part=number, sent=0, rejected=0)
+            return LedgerPart(part=number, sent=0, rejected=0)
         sent = asyncio.run(send_back(wanted, self.replay, skip_missing=self.skip_missing))
-        part = Part(part=number, sent=sent, rejected=len(wanted) - sent)
+        part = LedgerPart(part=number, sent=sent, rejected=len(wanted) - sent)
         self.ledger.add(part)
         return part
 
     def send_when_due(
-        self, parts: Iterable[tuple[int, Sequence[Wanted]]], due: Mapping[int, int], *, first: int
+        self, parts: Iterable[tuple[int, Sequence[ReplayMessage]]], due: Mapping[int, int], *, first: int
     ) -> None:
         """Send parts one after the other, each when its last message is due.
 

@@ -10,10 +10,10 @@ from typing import Final
 
 from bide.durations import MICROSECOND
 
-SKEW: Final = timedelta(seconds=10)
+CLOCK_SKEW: Final = timedelta(seconds=10)
 """The largest expected difference between the clocks of senders, the broker and endpoints."""
 
-FINAL: Final = ("parked", "discarded", "expired")
+FINAL_REASONS: Final = ("parked", "discarded", "expired")
 """The final outcomes of a message at an endpoint, except for processed."""
 
 COLUMNS: Final = (
@@ -57,7 +57,7 @@ def failures(failed: str, processed: str) -> str:
                 from {processed} as p where p.message_id is not null and p.queue is not null
             ) as e
         ) as r
-        where r.newest = 1 and r.reason in ({_texts(FINAL)})"""
+        where r.newest = 1 and r.reason in ({_texts(FINAL_REASONS)})"""
 
 
 def located(chosen: str, scheduled: str, delivered: str) -> str:
@@ -73,7 +73,7 @@ def located(chosen: str, scheduled: str, delivered: str) -> str:
     # units. The first retry by bide changes the time of a message from NServiceBus.
     as_sent = f"(abs({_whole_millis('c.sent')} - {_whole_millis('t.sent')}) <= 1000)"
     same = f"case when {as_sent} or t.layout not like 'nservicebus%' then {as_sent} end"
-    in_time = f"unix_micros(t.at_time) <= unix_micros(c.failed_at) + {SKEW // MICROSECOND}"
+    in_time = f"unix_micros(t.at_time) <= unix_micros(c.failed_at) + {CLOCK_SKEW // MICROSECOND}"
     # An event may have been routed to several queues, and be retried for one of them.
     is_its = "t.target = 'q:' || c.queue"
     last = "desc nulls last"

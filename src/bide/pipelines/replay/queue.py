@@ -93,7 +93,7 @@ def missing_queues(url: str, queues: Iterable[str]) -> list[str]:
         return [name for name in queues if not client.wait_for(client.client.exists(name))]
 
 
-def refuse_targets(queues: Iterable[str], allow: Iterable[str]) -> None:
+def refuse_disallowed_targets(queues: Iterable[str], allow: Iterable[str]) -> None:
     """Refuse to send messages to queues that no pattern allows.
 
     The check is needed because each client that may publish to an error queue chooses the header with the target.
@@ -138,7 +138,7 @@ def send_chosen(
     late = max(datetime.now(UTC) - first, timedelta(0))
     with connect_sync(source.url) as client:
         queue = ErrorQueue(client.client, source.queue, management_url=source.management_url, audit=source.record)
-        times = _Times(times_by_key, late)
+        times = _DueTimes(times_by_key, late)
         work = queue.replay(times.due, taken=times.take, to=source.to, total=total, details=details, progress=progress)
         try:
             result = _run_to_end(client, work)
@@ -183,7 +183,7 @@ def _run_to_end(client: SyncClient, work: Coroutine[Any, Any, OperationResult]) 
         raise
 
 
-class _Times:
+class _DueTimes:
     """The due times of chosen messages, by key. Equal messages have the same key, with one due time for each."""
 
     def __init__(self, chosen: Mapping[str, deque[int]], late: timedelta) -> None:

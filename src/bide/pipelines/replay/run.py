@@ -27,7 +27,7 @@ from bide.durations import MICROSECOND, to_microseconds
 from bide.error_queues import OperationResult
 from bide.error_queues.operation import Progress
 from bide.errors import InvalidInputError
-from bide.pipelines.replay.queue import KEY_DIGITS, FailedIn, refuse_targets, send_chosen
+from bide.pipelines.replay.queue import KEY_DIGITS, FailedIn, refuse_disallowed_targets, send_chosen
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -137,7 +137,7 @@ def check_allowed(messages: DataFrame, to: str | None, allow: Iterable[str]) -> 
         InvalidInputError: a pattern is empty.
     """
     named = messages.where("queue is not null").select("queue").distinct().orderBy("queue")
-    refuse_targets([row["queue"] for row in named.collect()] if to is None else [to], allow)
+    refuse_disallowed_targets([row["queue"] for row in named.collect()] if to is None else [to], allow)
 
 
 def send(
@@ -180,7 +180,7 @@ def send(
     return messages.sparkSession.createDataFrame(found, _RESULT)
 
 
-def keep(messages: DataFrame, where: str | None) -> DataFrame:
+def evaluate_and_cache(messages: DataFrame, where: str | None) -> DataFrame:
     """Evaluate a table of messages and cache it, so that the queue or audit is read only once.
 
     Raises:

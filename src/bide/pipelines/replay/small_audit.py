@@ -22,21 +22,21 @@ from bide.errors import InvalidInputError
 from bide.pipelines.audit.columns import TIMESTAMP
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import is_hidden
-from bide.pipelines.ledger import Head, Ledger, Part
+from bide.pipelines.ledger import Ledger, LedgerHead, LedgerPart
 from bide.pipelines.replay.choices import (
-    CHOSEN,
-    KEY,
+    CHOSEN_FOLDER,
+    FAILURE_KEY,
     PART_ROWS,
     Choices,
-    FoundCounts,
+    NotReplayedCounts,
     order_of,
     rows_per_part,
 )
 from bide.pipelines.replay.fact_tables import fact_tables
 from bide.pipelines.replay.parts import PartSender
 from bide.pipelines.replay.small import spread
-from bide.pipelines.replay.tap_reader import ReplayRun, Wanted, held_offsets
-from bide.pipelines.small_table import SMALL
+from bide.pipelines.replay.tap_reader import ReplayMessage, ReplayRun, available_offsets
+from bide.pipelines.small_table import MAX_SMALL_BYTES
 from bide.runtime.wording import in_bytes
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class TappedFailure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundInProcess(FoundCounts):
+class FoundInProcess(NotReplayedCounts):
     """Messages to replay, and counts of messages that are not replayed.
 
     Attributes:
@@ -97,7 +97,7 @@ def find(
     limit: int | None = None,
     parked: bool = False,
     skip_missing: bool = False,
-    largest: int | None = SMALL,
+    largest: int | None = MAX_SMALL_BYTES,
 ) -> FoundInProcess:
     """Choose failures of an audit that are in no earlier choice, and find their messages.
 
@@ -116,7 +116,7 @@ def find(
     with fact_tables(folder, largest=largest) as tables:
         earlier = choices.all()
         _refuse_large(earlier, "the earlier choices have", largest)
-        keys = pa.concat_tables([chosen.select(KEY) for chosen in (_NOTHING, *map(chosen_of, earlier))])
+        keys = pa.concat_tables([chosen.select(FAILURE_KEY) for chosen in (_NOTHING, *map(chosen_of, earlier))])
         found = tables.failures(earlier=keys)
         known = [row for row in found if condition is None or condition.holds_for(row)]
         chosen = [row for row in known if parked or row["reason"] != "parked"]
@@ -125,11 +125,12 @@ def find(
     highest: dict[str, int] = {}
     for row in seen:
         highest[row["stream"]] = max(highest.get(row["stream"], 0), row["offset"])
-    held = held_offsets(url, highest)
+    held = available_offsets(url, highest)
     existing = [row for row in seen if row["offset"] in held.get(row["stream"], range(0))]
     return FoundInProcess(
         messages=[
-            TappedFailure(**{name: row[name] for name in (*KEY, "stream", "offset")}) for row in existing[:limit]
+            TappedFailure(**{name: row[name] for name in (*FAILURE_KEY, "stream", "offset")})
+            for row in existing[:limit]
         ],
         parked=len(known) - len(chosen),
         unseen=len(located) - len(seen),
@@ -153,7 +154,7 @@ def record(
     dues = spread(len(messages), over, begin=datetime.now(UTC))
     rows = pa.Table.from_pylist(
         [
-            {**{name: getattr(one, name) for name in (*KEY, "stream", "offset")}, "deliver_at": due, "part": 0}
+            {**{name: getattr(one, name) for name in (*FAILURE_KEY, "stream", "offset")}, "deliver_at": due, "part": 0}
             for one, due in zip(messages, dues, strict=True)
         ],
         schema=_CHOSEN_SCHEMA,
@@ -165,7 +166,9 @@ def record(
     files.delete_dir_contents(place)
     with files.open_output_stream(posixpath.join(place, f"part-00000-{uuid4()}.parquet")) as file:
         parquet.write_table(rows.set_column(rows.column_names.index("part"), "part", parts), file)
-    ledger.begin(Head(plan=plan, broker=broker, rows=rows.num_rows, checksum=0, parts=-(-rows.num_rows // part_rows)))
+    ledger.begin(
+        LedgerHead(plan=plan, broker=broker, rows=rows.num_rows, checksum=0, parts=-(-rows.num_rows // part_rows))
+    )
     return ledger
 
 
@@ -215,7 +218,7 @@ def remaining_of(ledger: Ledger) -> list[TappedFailure]:
     return [TappedFailure(due=row.pop("deliver_at"), **row) for row in rows]
 
 
-def send(ledger: Ledger, replay: ReplayRun, *, to: str | None = None, skip_missing: bool = False) -> list[Part]:
+def send(ledger: Ledger, replay: ReplayRun, *, to: str | None = None, skip_missing: bool = False) -> list[LedgerPart]:
     """Send the messages of a choice whose parts are not in the ledger, one part after the other.
 
     An interruption takes effect after the current part. See :func:`bide.pipelines.replay.from_audit.send`.
@@ -236,7 +239,10 @@ def send(ledger: Ledger, replay: ReplayRun, *, to: str | None = None, skip_missi
             for one in rows:
                 due[one.part] = max(due[one.part], one.due)
             PartSender(ledger=ledger, replay=replay, skip_missing=skip_missing).send_when_due(
-                ((part, [_wanted(one, to) for one in some]) for part, some in groupby(rows, key=lambda one: one.part)),
+                (
+                    (part, [_replay_message(one, to) for one in some])
+                    for part, some in groupby(rows, key=lambda one: one.part)
+                ),
                 due,
                 first=min(one.due for one in rows),
             )
@@ -262,7 +268,7 @@ def _unreadable(path: str, error: Exception) -> InvalidInputError:
 
 
 def _chosen_folder(ledger: Ledger) -> str:
-    return f"{ledger.folder.rstrip('/')}/{CHOSEN}"
+    return f"{ledger.folder.rstrip('/')}/{CHOSEN_FOLDER}"
 
 
 def _rows_of(chosen: pa.Table) -> list[dict[str, Any]]:
@@ -271,5 +277,5 @@ def _rows_of(chosen: pa.Table) -> list[dict[str, Any]]:
     return chosen.cast(numbers).to_pylist()  # type: ignore[no-any-return]  # pyarrow has no types
 
 
-def _wanted(one: TappedFailure, to: str | None) -> Wanted:
-    return Wanted(message_id=one.message_id, queue=to or one.queue, stream=one.stream, offset=one.offset)
+def _replay_message(one: TappedFailure, to: str | None) -> ReplayMessage:
+    return ReplayMessage(message_id=one.message_id, queue=to or one.queue, stream=one.stream, offset=one.offset)

@@ -26,7 +26,7 @@ from bide.error_queues.stream_browser import (
 )
 from bide.errors import ConnectionLostError, NotFoundError, TargetNotFoundError
 from bide.messages.prepared import PreparedMessage
-from bide.pipelines.run_sync import wait_for
+from bide.pipelines.run_sync import run_sync
 from bide.recoverability import redrive
 from bide.recoverability.failed import FailedMessage
 
@@ -41,7 +41,7 @@ _TIMEOUT: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class ReplayMessage:
     """A message to send back.
 
     Attributes:
@@ -70,7 +70,7 @@ class ReplayRun:
     run: str
 
 
-def held_offsets(url: str, wanted: Mapping[str, int]) -> dict[str, range]:
+def available_offsets(url: str, wanted: Mapping[str, int]) -> dict[str, range]:
     """The range of offsets of each stream. Streams that are empty or do not exist are left out.
 
     Args:
@@ -89,7 +89,7 @@ def held_offsets(url: str, wanted: Mapping[str, int]) -> dict[str, range]:
             await connection.close()
         return {name: offsets for name, offsets in found.items() if offsets}
 
-    return wait_for(work())
+    return run_sync(work())
 
 
 async def _held(connection: Connection, stream: str, wanted: int) -> range:
@@ -116,7 +116,7 @@ async def _first(connection: Connection, stream: str) -> int | None:
         return offset_of(delivery) if delivery is not None else None
 
 
-async def send_back(wanted: Sequence[Wanted], replay: ReplayRun, *, skip_missing: bool) -> int:
+async def send_back(wanted: Sequence[ReplayMessage], replay: ReplayRun, *, skip_missing: bool) -> int:
     """Send messages back, and wait for the confirms; returns the number of messages.
 
     Args:
@@ -150,7 +150,9 @@ async def send_back(wanted: Sequence[Wanted], replay: ReplayRun, *, skip_missing
     return sent
 
 
-async def _check_existing(connection: Connection, wanted: Sequence[Wanted]) -> list[tuple[Wanted, FailedMessage]]:
+async def _check_existing(
+    connection: Connection, wanted: Sequence[ReplayMessage]
+) -> list[tuple[ReplayMessage, FailedMessage]]:
     """Check that all messages exist; returns the first ones, up to :data:`_READ_AHEAD`.
 
     Args:
@@ -159,7 +161,7 @@ async def _check_existing(connection: Connection, wanted: Sequence[Wanted]) -> l
     Raises:
         NotFoundError: messages are missing.
     """
-    held: list[tuple[Wanted, FailedMessage]] = []
+    held: list[tuple[ReplayMessage, FailedMessage]] = []
     count = size = 0
     async for row, message in _read_existing(connection, wanted):
         count += 1
@@ -172,22 +174,22 @@ async def _check_existing(connection: Connection, wanted: Sequence[Wanted]) -> l
 
 
 async def _read_existing(
-    connection: Connection, wanted: Sequence[Wanted]
-) -> AsyncIterator[tuple[Wanted, FailedMessage]]:
+    connection: Connection, wanted: Sequence[ReplayMessage]
+) -> AsyncIterator[tuple[ReplayMessage, FailedMessage]]:
     """Read the messages that exist, which are sorted by stream and offset."""
     for stream, group in groupby(wanted, key=lambda one: one.stream):
-        rows: defaultdict[int, list[Wanted]] = defaultdict(list)
+        rows: defaultdict[int, list[ReplayMessage]] = defaultdict(list)
         for one in group:
             rows[one.offset].append(one)
-        async for offset, delivery in copies(connection, stream, list(rows)):
-            message = read_copy(delivery)
+        async for offset, delivery in read_copies(connection, stream, list(rows)):
+            message = original_message(delivery)
             for row in rows[offset]:
                 # A stream that was deleted and declared again has another message at the offset.
                 if message.message_id == row.message_id:
                     yield row, message
 
 
-def _position(one: Wanted) -> tuple[str, int]:
+def _position(one: ReplayMessage) -> tuple[str, int]:
     return one.stream, one.offset
 
 
@@ -198,7 +200,7 @@ def _dropped(number: int, total: int) -> NotFoundError:
     )
 
 
-def read_copy(delivery: Delivery) -> FailedMessage:
+def original_message(delivery: Delivery) -> FailedMessage:
     """The original message of a copy in a tap."""
     headers = {name: value for name, value in (delivery.values.get("headers") or {}).items() if name != HEADER_OFFSET}
     return FailedMessage.read(
@@ -206,11 +208,13 @@ def read_copy(delivery: Delivery) -> FailedMessage:
     )
 
 
-def _retry_copy(message: FailedMessage, row: Wanted, replay: ReplayRun) -> PreparedMessage:
+def _retry_copy(message: FailedMessage, row: ReplayMessage, replay: ReplayRun) -> PreparedMessage:
     return redrive.back(message, to=row.queue, run=replay.run)
 
 
-async def copies(connection: Connection, stream: str, offsets: Sequence[int]) -> AsyncIterator[tuple[int, Delivery]]:
+async def read_copies(
+    connection: Connection, stream: str, offsets: Sequence[int]
+) -> AsyncIterator[tuple[int, Delivery]]:
     """Read the messages at these offsets of a stream; missing ones are left out.
 
     Args:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from bide.durations import EPOCH, MICROSECOND, from_microseconds
 from bide.pipelines.charts.scale import floored, span_for
-from bide.pipelines.formats import for_spark, to_read
+from bide.pipelines.formats import escape_pattern_characters, spark_uri
 from bide.pipelines.report import queries
 from bide.pipelines.report.collecting_filters import Percentiles, collect_filters
 from bide.pipelines.report.figures import (
@@ -61,7 +61,7 @@ def collect(tables: ReportTables, *, lost_after: timedelta = DEFAULT_LOST_AFTER)
     Args:
         tables: the tables of an audit, as of :func:`bide.pipelines.report.spark_tables.spark_tables` or
             :func:`bide.pipelines.report.duckdb_tables.small_tables`. Both give the same figures.
-        grace: a message that has been overdue for longer counts as lost.
+        lost_after: a message that has been overdue for longer counts as lost.
     """
     found = tables.names
     pending, waiting = found.get("pending"), found.get("schedules_pending")
@@ -194,7 +194,7 @@ def _target(row: ResultRow, percentiles: Percentiles, number: int) -> TargetFigu
 
 def _query(folder: str, headline: Headline) -> str:
     """Spark SQL for all overdue messages."""
-    table = to_read(for_spark(folder, "messages")).replace("`", "``")
+    table = escape_pattern_characters(spark_uri(folder, "messages")).replace("`", "``")
     lost = ""
     if headline.until is not None:
         lost = f",\n       due < timestamp '{headline.until - headline.lost_after:%Y-%m-%d %H:%M:%S.%f}Z' as lost"

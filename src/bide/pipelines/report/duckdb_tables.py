@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 
 from bide.pipelines.engine import NeedsSparkError
-from bide.pipelines.formats import for_spark, is_uri
+from bide.pipelines.formats import is_uri, spark_uri
 from bide.pipelines.memory_database import memory_database
 from bide.pipelines.report.tables import (
     ALL_COLUMNS,
@@ -24,7 +24,7 @@ from bide.pipelines.report.tables import (
     check_folder,
     files_of,
 )
-from bide.pipelines.small_table import SMALL, read_columns, spark_name
+from bide.pipelines.small_table import MAX_SMALL_BYTES, read_columns, spark_name
 from bide.runtime.wording import in_bytes
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class SmallTables(ReportTables):
 
 
 @contextmanager
-def small_tables(folder: str, *, largest: int | None = SMALL) -> Iterator[SmallTables]:
+def small_tables(folder: str, *, largest: int | None = MAX_SMALL_BYTES) -> Iterator[SmallTables]:
     """The tables in a folder, read into memory as Spark would read them.
 
     Args:
@@ -95,7 +95,7 @@ class _DuckdbTables(SmallTables):
         for name, files in found.items():
             _check_folders(f"{self._folder.rstrip('/')}/{name}", name, files)
             rows, room = read_columns([Path(one.path) for one in files], ALL_COLUMNS[name], largest=room)
-            check_columns(for_spark(self._folder, name), name, rows.column_names)
+            check_columns(spark_uri(self._folder, name), name, rows.column_names)
             self._connection.register("read", _prepared(name, rows))
             self._names[name] = self.define("select * from read")
             self._connection.unregister("read")

@@ -26,7 +26,7 @@ class Headline:
         overdue: pending messages whose due time has passed.
         lost: overdue messages that were due more than *lost_after* before *until*.
         early: messages that were delivered before their due time.
-        grace: a message that has been overdue for longer counts as lost.
+        lost_after: a message that has been overdue for longer counts as lost.
         since: when the first message was scheduled or delivered.
         until: when the last message was scheduled or delivered; the report computes overdue times up to then.
         p50: the median lateness in ms; None if no message was delivered.

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
-from bide.pipelines.formats import for_spark, to_read
+from bide.pipelines.formats import escape_pattern_characters, spark_uri
 from bide.pipelines.report.tables import (
     ALL_COLUMNS,
     NAME_COLUMNS,
@@ -83,8 +83,8 @@ class _SparkTables:
     def _read(self, name: str) -> DataFrame | None:
         if not files_of(self.folder, name):
             return None
-        place = for_spark(self.folder, name)
-        rows = self._spark.read.parquet(to_read(place))
+        place = spark_uri(self.folder, name)
+        rows = self._spark.read.parquet(escape_pattern_characters(place))
         check_columns(place, name, rows.columns)
         return rows.select(*(_column(rows, column, kind) for column, kind in ALL_COLUMNS[name].items()))
 

@@ -15,7 +15,7 @@ from bide.errors import InvalidColumnError, InvalidInputError, TargetNotFoundErr
 from bide.messages.checker import MessageChecker
 from bide.messages.outgoing import OutgoingMessage
 from bide.pipelines.ledger import digest_of
-from bide.pipelines.run_sync import wait_for
+from bide.pipelines.run_sync import run_sync
 from bide.schedules.outgoing import OutgoingSchedule
 from bide.schedules.prepared import check_schedule
 from bide.spark.sink_settings import SinkSettings
@@ -160,7 +160,7 @@ class SchedulePlan:
             TargetNotFoundError: the queue or exchange does not exist.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        wait_for(self._check())
+        run_sync(self._check())
 
     async def _check(self) -> None:
         constants = self.settings.constants

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from bide.client.sync import connect_sync
 from bide.errors import InvalidInputError, InvalidRowError
-from bide.pipelines.ledger import Head, Ledger, Part
+from bide.pipelines.ledger import Ledger, LedgerHead, LedgerPart
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.spark.overdue import OverdueAction, overdue_error_text
 from bide.spark.rows import RowConverter
@@ -40,7 +40,7 @@ class Survey:
         without_body: rows whose body is null.
         too_late: rows with a longer delay than the infrastructure supports, or, with keys, due after the year 9999.
         bad_headers: rows with headers that are not UTF-8, or that are not a JSON object of text.
-        past: rows that are already due.
+        already_due: rows that are already due.
         overdue: rows that were due more than :data:`bide.spark.overdue.OVERDUE_GRACE` before the first run began.
         first: the earliest due time; None if no row has one. Delays are added to the time of the survey.
         last: the latest due time, at most the end of the year 9999; None if no row has one.
@@ -52,18 +52,18 @@ class Survey:
     without_body: int
     too_late: int
     bad_headers: int
-    past: int
+    already_due: int
     overdue: int
     first: datetime | None
     last: datetime | None
 
     @property
-    def bad(self) -> int:
+    def invalid(self) -> int:
         """The number of rows that cannot be sent."""
         return self.without_time + self.without_body + self.too_late + self.bad_headers
 
 
-def begun(ledger: Ledger, plan: SchedulePlan) -> Head | None:
+def matching_head(ledger: Ledger, plan: SchedulePlan) -> LedgerHead | None:
     """Read the head of a ledger and compare it with the plan; None for a new ledger.
 
     Raises:
@@ -90,7 +90,7 @@ def begun(ledger: Ledger, plan: SchedulePlan) -> Head | None:
     return head
 
 
-def head_for(ledger: Ledger, plan: SchedulePlan, found: Survey, *, part_rows: int = PART_ROWS) -> Head:
+def head_for(ledger: Ledger, plan: SchedulePlan, found: Survey, *, part_rows: int = PART_ROWS) -> LedgerHead:
     """The head of the ledger for these rows: a new one, or that of an earlier run with the same plan and rows.
 
     The head is not written to the ledger.
@@ -99,11 +99,11 @@ def head_for(ledger: Ledger, plan: SchedulePlan, found: Survey, *, part_rows: in
         InvalidRowError: the ledger is new, rows are overdue, and the plan does not say what to do with them.
         InvalidInputError: the ledger was begun with another plan, or for other rows.
     """
-    head = begun(ledger, plan)
+    head = matching_head(ledger, plan)
     if head is None:
         refuse_overdue(found, plan)
         parts = min(max(-(-found.rows // part_rows), 1), MAX_PARTS)
-        return Head(
+        return LedgerHead(
             plan=plan.ledger_digest(),
             broker=plan.broker,
             rows=found.rows,
@@ -137,7 +137,7 @@ def refuse_overdue(found: Survey, plan: SchedulePlan) -> None:
         )
 
 
-def finished_parts(ledger: Ledger, head: Head) -> tuple[set[int], bool]:
+def finished_parts(ledger: Ledger, head: LedgerHead) -> tuple[set[int], bool]:
     """The parts in a locked ledger, and whether these are all parts of the table.
 
     Raises:
@@ -154,7 +154,7 @@ def finished_parts(ledger: Ledger, head: Head) -> tuple[set[int], bool]:
 
 
 def begin(
-    plan: SchedulePlan, ledger: Ledger, head: Head, begun: datetime, *, targets: Collection[str] = ()
+    plan: SchedulePlan, ledger: Ledger, head: LedgerHead, begun: datetime, *, targets: Collection[str] = ()
 ) -> tuple[SchedulePlan, datetime]:
     """Bind the targets, and begin a locked ledger if it is new.
 
@@ -177,7 +177,7 @@ def begin(
                 client.wait_for(client.client.bind(queue))
     if ledger.head() is None:
         ledger.begin(head, begun)
-    return replace(plan, settings=settings), ledger.begun() or begun
+    return replace(plan, settings=settings), ledger.begun_at() or begun
 
 
 def send_part(
@@ -187,7 +187,7 @@ def send_part(
     ledger: Ledger,
     *,
     columns: tuple[str, ...],
-    head: Head,
+    head: LedgerHead,
     begun: datetime,
     refused: Mapping[str, str] = MappingProxyType({}),
 ) -> TaskResult:
@@ -213,5 +213,5 @@ def send_part(
         file=f"part-{number:05}-{plan.ledger_digest()}-{head.checksum % (1 << 64):016x}",
         begun=begun,
     )
-    ledger.add(Part(part=number, sent=sent.confirmed, rejected=sent.rejected, dropped=sent.dropped))
+    ledger.add(LedgerPart(part=number, sent=sent.confirmed, rejected=sent.rejected, dropped=sent.dropped))
     return sent

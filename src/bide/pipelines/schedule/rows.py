@@ -21,7 +21,7 @@ from pyspark.sql.types import (
 
 from bide.delay.protocol import MAX_NAME_BYTES
 from bide.errors import InvalidColumnError, InvalidRowError
-from bide.pipelines.schedule.names import NAMED, SHOWN, describe, invalid_names
+from bide.pipelines.schedule.id_checks import MAX_NAMED_IDS, MAX_SHOWN_CHARACTERS, describe_row, invalid_ids_error
 from bide.pipelines.schedule.targets import MAX_TARGETS, TargetCount
 from bide.schedules.names import CONTROL
 from bide.spark.sink_columns import COLUMNS
@@ -180,7 +180,7 @@ def _check_columns(rows: DataFrame, plan: SchedulePlan) -> None:
             )
 
 
-def refuse_invalid_names(digested: DataFrame, plan: SchedulePlan) -> None:
+def refuse_invalid_ids(digested: DataFrame, plan: SchedulePlan) -> None:
     """Check that message ids and keys are valid and unique.
 
     Raises:
@@ -198,14 +198,14 @@ def _refuse_invalid(digested: DataFrame, field: str, column: str, what: str) -> 
         F.count(F.lit(1)).alias("count"),
         F.octet_length(field).alias("size"),
         F.is_valid_utf8(field).alias("is_text"),
-        F.left(F.make_valid_utf8(field), F.lit(SHOWN)).alias("shown"),
+        F.left(F.make_valid_utf8(field), F.lit(MAX_SHOWN_CHARACTERS)).alias("shown"),
         (F.lit(field == "key") & F.make_valid_utf8(field).rlike(CONTROL.pattern)).alias("has_control"),
     )
     invalid = names.where(
         f"count > 1 or size is null or size = 0 or size > {MAX_NAME_BYTES} or not is_text or has_control"
     )
-    if found := invalid.limit(NAMED).collect():
-        raise invalid_names(column, what, [describe(row) for row in found])
+    if found := invalid.limit(MAX_NAMED_IDS).collect():
+        raise invalid_ids_error(column, what, [describe_row(row) for row in found])
 
 
 def columns_of(plan: SchedulePlan) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from pyspark.sql.types import BooleanType, StringType
 
 from bide.durations import EARLIEST, LATEST, MICROSECOND, from_microseconds
 from bide.errors import BideError
-from bide.pipelines.ledger import Head, Ledger
+from bide.pipelines.ledger import Ledger, LedgerHead
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.progress import Survey, begin, finished_parts, send_part
 from bide.pipelines.schedule.rows import (
@@ -28,7 +28,7 @@ from bide.pipelines.schedule.rows import (
     columns_of,
     count_targets,
     digested_rows,
-    refuse_invalid_names,
+    refuse_invalid_ids,
     with_ids,
 )
 from bide.pipelines.schedule.targets import check_targets
@@ -70,14 +70,14 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
         F.count_if(due.isNotNull() & F.col("value").isNull()).alias("without_body"),
         F.count_if(F.col("value").isNotNull() & (due > latest)).alias("too_late"),
         F.count_if(F.col("value").isNotNull() & (due <= latest) & ~good).alias("bad_headers"),
-        F.count_if(due < literal(now)).alias("past"),
+        F.count_if(due < literal(now)).alias("already_due"),
         F.count_if(F.col("value").isNotNull() & good & (due < literal((begun or now) - OVERDUE_GRACE))).alias(
             "overdue"
         ),
         F.unix_micros(F.least(F.min(due), literal(LATEST))).alias("first"),
         F.unix_micros(F.least(F.max(due), literal(LATEST))).alias("last"),
     ).collect()[0]
-    refuse_invalid_names(digested, plan)
+    refuse_invalid_ids(digested, plan)
     counts = found.asDict()
     return Survey(first=_time_or_none(counts.pop("first")), last=_time_or_none(counts.pop("last")), **counts)
 
@@ -119,7 +119,7 @@ def send(
     rows: DataFrame,
     plan: SchedulePlan,
     ledger: Ledger,
-    head: Head,
+    head: LedgerHead,
     *,
     targets: Mapping[str, str | None] | None = None,
     begun: datetime | None = None,
@@ -158,7 +158,7 @@ def _send_rest(
     rows: DataFrame,
     plan: SchedulePlan,
     ledger: Ledger,
-    head: Head,
+    head: LedgerHead,
     done: Collection[int],
     targets: Mapping[str, str | None],
     begun: datetime,
@@ -186,7 +186,7 @@ class _SchedulePartWriter(DataSourceArrowWriter):
     plan: SchedulePlan
     columns: tuple[str, ...]
     ledger: Ledger
-    head: Head
+    head: LedgerHead
     begun: datetime
     refused: Mapping[str, str]
 

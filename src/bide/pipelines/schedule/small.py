@@ -17,10 +17,10 @@ import pyarrow as pa
 
 from bide.durations import EARLIEST, LATEST, MICROSECOND, from_microseconds, to_microseconds
 from bide.pipelines.engine import NeedsSparkError
-from bide.pipelines.ledger import Head, Ledger, Part
+from bide.pipelines.ledger import Ledger, LedgerHead, LedgerPart
 from bide.pipelines.schedule.delays import LONGEST, milliseconds_of
 from bide.pipelines.schedule.hashes import checksum_of, parts_of
-from bide.pipelines.schedule.names import NAMED, invalid_name, invalid_names
+from bide.pipelines.schedule.id_checks import MAX_NAMED_IDS, describe_invalid_id, invalid_ids_error
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.pipelines.schedule.progress import Survey, begin, finished_parts, send_part
 from bide.pipelines.schedule.texts import cast_texts, json_objects, quoted
@@ -126,7 +126,7 @@ def survey(found: Messages, *, now: datetime, begun: datetime | None = None) -> 
     bodies = found.columns["value"].is_valid().to_pylist()
     known = [due for due in dues if due is not None]
     with_body = [due for due, body in zip(dues, bodies, strict=True) if due is not None and body]
-    _refuse_invalid_names(found)
+    _refuse_invalid_ids(found)
     return Survey(
         rows=len(dues),
         checksum=checksum_of(found.digests),
@@ -135,7 +135,7 @@ def survey(found: Messages, *, now: datetime, begun: datetime | None = None) -> 
         too_late=sum(due > limit for due in with_body),
         # Text that is not UTF-8, and a column of all headers, are left to Spark.
         bad_headers=0,
-        past=sum(due < start for due in known),
+        already_due=sum(due < start for due in known),
         overdue=sum(due < overdue for due in with_body),
         first=from_microseconds(min(min(known), _LATEST)) if known else None,
         last=from_microseconds(min(max(known), _LATEST)) if known else None,
@@ -165,7 +165,7 @@ def message_ids(found: Messages) -> list[str | None]:
     return ids
 
 
-def send(found: Messages, ledger: Ledger, head: Head, *, begun: datetime | None = None) -> list[Part]:
+def send(found: Messages, ledger: Ledger, head: LedgerHead, *, begun: datetime | None = None) -> list[LedgerPart]:
     """Send the messages of the parts that are not in the ledger; see :func:`bide.pipelines.schedule.run.send`.
 
     Returns:
@@ -180,7 +180,7 @@ def send(found: Messages, ledger: Ledger, head: Head, *, begun: datetime | None 
 
 
 def _send_rest(
-    found: Messages, plan: SchedulePlan, ledger: Ledger, head: Head, done: Collection[int], begun: datetime
+    found: Messages, plan: SchedulePlan, ledger: Ledger, head: LedgerHead, done: Collection[int], begun: datetime
 ) -> None:
     columns = dict(found.columns)
     columns["message_id"] = pa.array(message_ids(found), pa.string())
@@ -238,7 +238,7 @@ def _digest(parts: Sequence[str | None], value: str | bytes | None) -> str:
     return hashlib.sha256(prefixed + body).hexdigest()[:32]
 
 
-def _refuse_invalid_names(found: Messages) -> None:
+def _refuse_invalid_ids(found: Messages) -> None:
     plan = found.plan
     for field, column, what in (("message_id", plan.id_column, "message ids"), ("key", plan.key_column, "keys")):
         if column is None:
@@ -246,7 +246,7 @@ def _refuse_invalid_names(found: Messages) -> None:
         invalid = [
             one
             for text, count in Counter(found.columns[field].to_pylist()).items()
-            if (one := invalid_name(text, count, is_key=field == "key")) is not None
+            if (one := describe_invalid_id(text, count, is_key=field == "key")) is not None
         ]
         if invalid:
-            raise invalid_names(column, what, invalid[:NAMED])
+            raise invalid_ids_error(column, what, invalid[:MAX_NAMED_IDS])

@@ -12,7 +12,7 @@ from bide.amqp.url import BrokerUrl
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.protocol import QueueTarget
 from bide.errors import InvalidInputError, InvalidRowError
-from bide.pipelines.run_sync import wait_for
+from bide.pipelines.run_sync import run_sync
 from bide.pipelines.schedule.plan import SchedulePlan
 from bide.runtime.wording import quantity
 from bide.topology import Queue, Topology
@@ -86,7 +86,7 @@ def _refused(queues: Iterable[str], plan: SchedulePlan, *, is_offline: bool) -> 
         except InvalidInputError as error:
             refused[queue] = str(error)
     if remaining and not is_offline:
-        missing = wait_for(_missing(remaining, plan))
+        missing = run_sync(_missing(remaining, plan))
         refused |= {queue: f"the queue {queue!r} does not exist on {plan.broker}" for queue in missing}
     return refused
 
