@@ -1,4 +1,4 @@
-"""``bide pipeline``, and its command ``schedule``: a message for each row of a table."""
+"""``bide pipeline schedule``: a message for each row of a table."""
 
 from __future__ import annotations
 
@@ -39,17 +39,7 @@ _OUTCOMES = ("sent", "rejected", "dropped")
 """The outcomes of a row that the ledger counts."""
 
 
-@click.group()
-def pipeline() -> None:
-    """Run jobs on many messages: in this process, or with Spark on this machine or, with --master, on a cluster.
-
-    Small inputs of schedule, audit --once, plan, report and replay --audit need no Spark, and neither do plans from
-    rates and most replays of an error queue: bide[pipeline] is enough. Other inputs need bide[spark] and Java 17 or
-    later.
-    """
-
-
-@pipeline.command()
+@click.command()
 @click.argument("source")
 @click.option("--format", type=click.Choice(FORMATS), help="Format of SOURCE. [default: by its suffix]")
 @click.option("--read-option", "read_options", multiple=True, metavar="KEY=VALUE",
