@@ -148,7 +148,7 @@ async def test_another_gate_delivers_what_was_due_while_none_was_running(b: Memo
             assert await bodies(client, 1) == [b"x"]
 
 
-async def test_a_gate_delivers_to_allowed_targets_only(b: MemoryBroker) -> None:
+async def test_a_gate_delivers_to_allowed_targets_only(b: MemoryBroker, caplog: pytest.LogCaptureFixture) -> None:
     async with b.gate(allow=["reminders"]), b.connect() as client:
         await client.declare(MAILS)
         await client.schedule("x", key="k", to="mails", delay="1h")
@@ -156,6 +156,8 @@ async def test_a_gate_delivers_to_allowed_targets_only(b: MemoryBroker) -> None:
         async with asyncio.timeout(TIMEOUT):
             message = await anext(client.consume("bide.v1.schedule.undeliverable"))
         assert message.body == b"x"
+    moving = "moving a message to 'bide.v1.schedule.undeliverable': the target 'q:mails' matches no allowed pattern"
+    assert [one.levelname for one in caplog.records if one.message.startswith(moving)] == ["WARNING"]
 
 
 async def test_a_gate_with_bad_options_is_refused(b: MemoryBroker) -> None:

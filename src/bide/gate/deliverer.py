@@ -63,6 +63,7 @@ class Deliverer:
                 self._gate.deliveries.gone(one)
             for delivery in found:
                 if delivery.reason:
+                    self._warn_undeliverable(delivery.reason)
                     self._publisher.windows.leave(delivery.entry.target)
                 self._publisher.deliver(delivery, partial(self._on_delivered, self._connection.now()))
 
@@ -101,7 +102,7 @@ class Deliverer:
         self._warn(f"{delivery.exchange or delivery.routing_key} {what}")
 
     def _set_aside(self, sent_at: datetime, delivery: ScheduledDelivery, reason: str) -> None:
-        self._warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")
+        self._warn_undeliverable(reason)
         undeliverable = self._rules.undeliverable(delivery.entry, reason)
         self._publisher.deliver(undeliverable, partial(self._on_delivered, sent_at))
 
@@ -126,6 +127,9 @@ class Deliverer:
                     text=text or None,
                 )
             )
+
+    def _warn_undeliverable(self, reason: str) -> None:
+        self._warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")
 
     def _warn(self, what: str) -> None:
         """Log a repeated warning at its 1st, 10th, 100th... occurrence."""
