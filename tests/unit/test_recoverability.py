@@ -355,6 +355,16 @@ def test_a_message_failed_by_nservicebus_is_read() -> None:
     assert not [name for name in message.headers if name.startswith("NServiceBus.ExceptionInfo")]
 
 
+def test_an_undeliverable_message_says_why_it_was_set_aside() -> None:
+    headers = {"bide-to": "q:mail", "bide-set-aside": "the target 'q:mail' matches no allowed pattern"}
+    message = FailedMessage.read("", "bide.v1.schedule.undeliverable", {"headers": headers}, b"")
+    assert (message.reason, message.queue) == ("undeliverable", "mail")
+    assert message.text == "the target 'q:mail' matches no allowed pattern"
+    # In an error queue the header is only one of the sender's.
+    failed = FailedMessage.read("", "error", {"headers": {**headers, "bide-failed-queue": "orders"}}, b"")
+    assert (failed.reason, failed.text) == ("failed", None)
+
+
 def test_the_id_of_a_failed_message_does_not_depend_on_its_deliveries() -> None:
     values: dict[str, Any] = {"headers": {"a": 1}, "type": "Order"}
     first = FailedMessage.read("e", "k", values, b"body")

@@ -63,7 +63,9 @@ def write_json(message: FailedMessage, *, whole: bool = False) -> None:
 
 def write_line(message: FailedMessage) -> None:
     """Print a message as one line: id, when and where it failed, and why."""
-    what = f"{message.exception}: {message.text}" if message.exception else message.reason
+    what = message.exception or message.reason
+    if message.text:
+        what = f"{what}: {message.text}"
     key = "" if message.key is None else f"key {message.key}  "
     line = f"{message.id}  {_local_time(message.failed_at)}  {message.queue or '?':<20}  {key}{what}"
     echo(line, fit=True)

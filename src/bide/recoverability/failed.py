@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final, Self
 
-from bide.delay.protocol import HEADER_EXCHANGE, HEADER_KEY, HEADER_SCHEDULE, HEADER_TO
+from bide.delay.protocol import HEADER_EXCHANGE, HEADER_KEY, HEADER_SCHEDULE, HEADER_SET_ASIDE, HEADER_TO
 from bide.delay.received import OWN_PREFIX, restore
 from bide.durations import from_milliseconds
 from bide.recoverability import report as names
@@ -42,7 +42,7 @@ class FailedMessage:
         endpoint: the endpoint that it failed on, or None.
         failed_at: when it failed, or None.
         exception: the class of the exception, or None.
-        text: the message of the exception, or None.
+        text: the message of the exception, or why a relay or a gate found the message undeliverable; or None.
         stack: the stack trace of the exception, or None.
         frame: the stack frame that raised the exception, or None.
         inner_exception: the class of the exception that caused it, or None.
@@ -99,8 +99,9 @@ class FailedMessage:
         if to is not None and to.startswith("q:"):
             queue = to[2:]
         reason = "failed" if queue is not None and to is None else _text(death, "reason") or "unknown"
+        text = _text(raw, names.HEADER_ERROR_MESSAGE) or _text(raw, f"{names.NSB_EXCEPTION}Message")
         if to is not None:
-            reason = "undeliverable"
+            reason, text = "undeliverable", text or _text(raw, HEADER_SET_ASIDE)
         stack = _text(raw, names.HEADER_ERROR_STACK) or _text(raw, f"{names.NSB_EXCEPTION}StackTrace")
         message_id = _text(values, "message_id") or _text(raw, "NServiceBus.MessageId")
         exchange, routing_key = _first_address(sent.exchange, sent.routing_key, deaths, raw)
@@ -115,7 +116,7 @@ class FailedMessage:
             endpoint=_text(raw, names.HEADER_ENDPOINT) or _text(raw, names.NSB_ENDPOINT),
             failed_at=_failed_at(raw, death),
             exception=_text(raw, names.HEADER_ERROR_TYPE) or _text(raw, f"{names.NSB_EXCEPTION}ExceptionType"),
-            text=_text(raw, names.HEADER_ERROR_MESSAGE) or _text(raw, f"{names.NSB_EXCEPTION}Message"),
+            text=text,
             stack=stack,
             frame=_text(raw, names.HEADER_ERROR_FRAME) or first_frame(stack),
             inner_exception=_text(raw, names.HEADER_INNER_TYPE)
