@@ -38,6 +38,8 @@ from bide.topology.rendering import definitions
 from tests.acceptance.test_cli import SMALL, Program
 from tests.broker.test_delayed_plugin_terms import rabbitmqctl
 from tests.polling import wait_while_running
+from tests.readme import shape
+from tests.relay_process import relay as relaying
 from tests.support import Rabbitmq, Vhost
 from tests.timeouts import TIMEOUT
 
@@ -443,10 +445,16 @@ def test_after_the_plugin_is_gone_the_page_replaces_its_exchanges_from_a_file_of
         )
     )
     shown = _shown("If the plugin is gone")
-    assert [command.split()[1] for command, _, _ in shown] == ["check", "plan", "apply"]
-    for command, _, output in shown:
+    migrating, trying = shown[:3], shown[3:]
+    assert [command.split()[1] for command, _, _ in migrating] == ["check", "plan", "apply"]
+    for command, _, output in migrating:
         printed = program.ok(*shlex.split(command.replace("before.json", str(before))))
         assert printed == output, command
+    *_, advice = migrating[-1][2].splitlines()
+    with relaying(vhost, *shlex.split(advice.partition(": bide relay ")[2])):
+        assert [command.split()[0] for command, _, _ in trying] == ["send", "receive"]
+        for command, _, output in trying:
+            assert shape(program.ok(*shlex.split(command))) == shape(output), command
     program.ok("send", "now", "--exchange", "shop", "--routing-key", "order.paid")
     assert [one.body for one, _ in asyncio.run(receive(vhost.url, "orders", 1))] == [b"now"]
     # What exists stays as it is.
@@ -488,7 +496,8 @@ def test_messages_of_a_node_that_lost_the_plugin_are_moved(rabbitmq: Rabbitmq, t
         applied = program.ok("migrate-plugin", "apply", "--exported", path, "--yes", *HALL).splitlines()
         assert applied == [
             "1 exchange replaced",
-            "the plugin is not enabled here and has delivered nothing: import without --delivered-before",
+            "the plugin is not enabled here and has delivered nothing: import exports without --delivered-before",
+            "then run a relay: bide relay --allow 'x:*.delivery'",
         ]
         assert program.ok("migrate-plugin", "import", path).startswith("2 messages scheduled, 0 delivered")
         assert [one.body for one, _ in asyncio.run(receive(broker.url, "orders", 1))] == [b"soon"]

@@ -125,6 +125,10 @@ async def test_an_interrupted_export_continues_after_its_last_page(
 async def test_a_node_without_the_plugin_is_named(broker: LocalBroker, tmp_path: Path) -> None:
     with pytest.raises(BrokerError, match="the node has no tables of the delayed-message plugin"):
         await read_page([rabbitmqctl(broker, tmp_path), "--quiet"])
+    path = tmp_path / "pending.jsonl"
+    with pytest.raises(BrokerError, match="if none has, the messages are gone"):
+        await export(path, [rabbitmqctl(broker, tmp_path), "--quiet"])
+    assert not path.exists()
     with pytest.raises(BrokerError, match="no-such-program cannot be run"):
         await read_page(["no-such-program"])
 

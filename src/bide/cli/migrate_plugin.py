@@ -72,7 +72,8 @@ _REMOVED: Final = (
 )
 _REMAINING: Final = (
     "the plugin is not enabled here, so it delivers nothing, and the messages that wait are not counted: run "
-    "'bide migrate-plugin export' for each node, 'apply', and 'import' without --delivered-before"
+    "'bide migrate-plugin export' for each node, 'apply', and 'import' without --delivered-before. On RabbitMQ 4.3, "
+    "whose feature flag khepri_db has deleted these messages, run only 'apply'"
 )
 
 
@@ -154,9 +155,16 @@ def _print_plan(found: list[DelayedExchange], problems: Mapping[str, list[str]],
                 mark="✓",
                 colour="green",
             )
-    if way == "hall" and found:
-        echo(f"then run a relay: bide relay --allow 'x:*{found[0].delivery.removeprefix(found[0].name)}'")
-    elif found:
+    if found:
+        _print_next_step(way)
+
+
+def _print_next_step(way: Way) -> None:
+    from bide.delay.waiting_hall import DELIVERY_SUFFIX
+
+    if way == "hall":
+        echo(f"then run a relay: bide relay --allow 'x:*{DELIVERY_SUFFIX}'")
+    else:
         echo("then publish with bide.messaging.delayed_message.DelayedMessagePublisher, or with delay=")
 
 
@@ -210,11 +218,14 @@ def apply(
     echo(f"{quantity(len(done.exchanges), 'exchange')} replaced")
     if done.finished:
         echo(f"the interrupted replacement of {', '.join(done.finished)} finished")
-    if done.exchanges and done.since is None:
-        echo("the plugin is not enabled here and has delivered nothing: import without --delivered-before")
-    elif done.exchanges and done.since is not None:
+    if not done.exchanges:
+        return
+    if done.since is None:
+        echo("the plugin is not enabled here and has delivered nothing: import exports without --delivered-before")
+    else:
         since = done.since.isoformat(timespec="milliseconds")
         echo(f"the plugin delivers nothing from them any more: bide migrate-plugin import --delivered-before {since}")
+    _print_next_step(way)
 
 
 async def _replace(

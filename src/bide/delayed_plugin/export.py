@@ -67,13 +67,17 @@ async def export(
         OSError: the file cannot be written.
     """
     done = Exported()
+    # If the node has no tables, there is no file, which import and apply would want to see finished.
+    is_new = not await asyncio.to_thread(path.exists)
+    first = await read_page(command, "", messages=page, environment=environment) if is_new else None
     with _open(path) as file:
         key = _resume(file, done)
         if not file.tell():
             header = {"bide-export": FORMAT, "started": datetime.now(UTC).isoformat(timespec="milliseconds")}
             file.write(json.dumps(header).encode() + b"\n")
         while True:
-            read = await read_page(command, key, messages=page, environment=environment)
+            read = first or await read_page(command, key, messages=page, environment=environment)
+            first = None
             for one in read.messages:
                 done.exchanges[one.vhost, one.exchange] += 1
             done.messages += len(read.messages)

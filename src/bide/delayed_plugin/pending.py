@@ -147,7 +147,8 @@ async def read_page(
         if "no_exists" in text:
             raise BrokerError(
                 "the node has no tables of the delayed-message plugin: 'rabbitmq-plugins disable' and the feature flag "
-                "khepri_db delete them with their messages. Run this on a node where the plugin is enabled"
+                "khepri_db delete them with their messages. Export the nodes that still have tables; if none has, the "
+                "messages are gone, and the exchanges can be replaced without an export"
             )
         raise BrokerError(f"{' '.join(command)} failed with status {process.returncode}: {text.strip()[:500]}")
     return parse_page(out)
