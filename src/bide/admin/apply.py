@@ -196,7 +196,7 @@ async def apply(
             says what was declared before.
         UnsupportedBrokerError: the broker lacks an exchange type, because its plugin is not enabled.
         BrokerError: the user lacks a permission, a binding names something that does not exist, or the connection was
-            lost. It can be a subclass. The message ends with what was declared before.
+            lost. It can be a subclass. The message ends with what was declared before, if anything was.
     """
     # Imported here, so that "import bide" does not import the routing model.
     from bide.topology.validation import validate
@@ -232,7 +232,7 @@ def is_into(binding: Binding, queues: Collection[str]) -> bool:
 
 def _with_progress(error: BrokerError, topology: Topology, done: Sequence[_Item]) -> BrokerError:
     applied = f"{_count(done)}, the last of them {_describe(done[-1])}" if done else "nothing"
-    message = f"{error}; declared before that: {applied}"
+    message = f"{error}; declared before that: {applied}" if done else str(error)
     if not isinstance(error, DeclarationMismatchError):
         return type(error)(message, reply_code=error.reply_code)
     name = error.name
