@@ -31,7 +31,7 @@ def test_both_sides_can_use_a_created_endpoint_without_declaring(
     layout = ("--layout", "nservicebus", "--routing", routing)
     subscribe = ("--subscribe", "Shop.OrderBilled")
     create = ("endpoint", "create", "Sales", "--error-queue", "error", "--instance", "a", *subscribe, *layout)
-    assert "run 'bide delay apply' for the layout 'nservicebus'" in program.fails(1, *create)
+    assert "run 'bide delay apply --layout nservicebus'" in program.fails(1, *create)
     program.ok("delay", "apply", *layout)
     printed = program.ok(*create)
     assert printed.splitlines()[1:] == ["  Sales", "  Sales-a", "  error"]

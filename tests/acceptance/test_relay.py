@@ -196,7 +196,7 @@ def test_a_relay_that_cannot_start_gives_the_reason(vhost: Vhost) -> None:
     _, err = process.process.communicate(timeout=TIMEOUT)
     assert process.process.returncode == 1
     assert err.decode().count("\n") == 1
-    assert "run 'bide delay apply' for the layout 'waiting-hall'" in err.decode()
+    assert "run 'bide delay apply --layout waiting-hall'" in err.decode()
     process = Process(vhost, "--levels", "0")
     _, err = process.process.communicate(timeout=TIMEOUT)
     assert (process.process.returncode, b"0 levels: give 1 to 28" in err) == (2, True)

@@ -187,6 +187,10 @@ def test_the_check_finds_an_option() -> None:
         ("call bide.Relay(allow=[...]) with the same", "run 'bide relay --allow ...' with the same"),
         ("and bide.admin.taps.turn_off(delete=True) ends", "and 'bide tap off --delete' ends"),
         ("bide.error_queues.ErrorQueue(client, queue='q')", "'bide errors list --queue q'"),
+        (
+            "call bide.admin.infrastructure.install(...) for the layout 'celery', or wait",
+            "run 'bide delay apply --layout celery', or wait",
+        ),
         ("call Model.apply(first=True), or name q(s)", "call Model.apply(first=True), or name q(s)"),
         ("allow it with allow=[...], if", "allow it with --allow, if"),
         ("its address with management_url=... or BIDE", "its address with --management-url or BIDE"),

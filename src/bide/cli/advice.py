@@ -33,7 +33,9 @@ COMMANDS: Final[Mapping[str, str]] = {
 """The command for each call that an error can name."""
 
 
-_CALL: Final = r"(?:\bcall )?(?<![\w.])(?P<call>\w+(?:\.\w+)*)\((?P<arguments>[^()]*)\)"
+_CALL: Final = (
+    r"(?:\bcall )?(?<![\w.])(?P<call>\w+(?:\.\w+)*)\((?P<arguments>[^()]*)\)(?: for the layout '(?P<layout>[\w-]+)')?"
+)
 _VALUE: Final = r"\.\.\.|\[\.\.\.\]|\{\.\.\.\}|True\b|False\b"
 _ARGUMENT: Final = rf"(?<![\w.-])(?P<name>[a-z_]+)=(?P<value>{_VALUE})"
 _ADVICE: Final = re.compile(rf"{_CALL}|{_ARGUMENT}")
@@ -60,6 +62,8 @@ def _advice(found: re.Match[str]) -> str:
             parts.append(_option(name, value))
             if value not in ("True", "False"):
                 parts.append("..." if value == "[...]" else value.strip("'"))
+    if found["layout"] is not None:
+        parts += ["--layout", found["layout"]]
     verb = "run " if found[0].startswith("call ") else ""
     return f"{verb}'{' '.join(parts)}'"
 
