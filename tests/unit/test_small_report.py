@@ -73,7 +73,7 @@ def test_a_small_audit_is_reported_without_spark_and_java(tmp_path: Path) -> Non
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
         "3 of 3 messages were delivered, half of them at most 2 ms late, 99 in 100 at most 3 ms. Nothing is pending.",
-        "not in audit: pending, failures, failed",
+        "tables without rows: pending, failures, failed",
         "report: report.html",
         f"engine: this process, because audit has {size / 1000:.1f} kB",
     ]

@@ -143,5 +143,5 @@ def _print_figures(figures: Figures, *, out: Path, svg: Path | None) -> None:
         if line:
             echo(line)
     if figures.missing:
-        echo(f"not in {figures.folder}: {', '.join(figures.missing)}")
+        echo(f"tables without rows: {', '.join(figures.missing)}")
     echo(f"report: {out}" + (f" and {svg}" if svg is not None else ""))
