@@ -17,6 +17,7 @@ from bide.errors import DeclarationMismatchError, InvalidInputError
 from bide.runtime.host import HOST, host_id
 from tests.broker.dotnet import Endpoint, Incoming, Routing, ServiceControl, Transport
 from tests.broker.endpoints import Recorder, running
+from tests.polling import wait_until
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -31,6 +32,11 @@ async def transport(vhost: Vhost, request: pytest.FixtureRequest) -> AsyncIterat
     await asyncio.to_thread(transport.create_queue, "error")
     yield transport
     await asyncio.to_thread(transport.close)
+
+
+def failures(caplog: pytest.LogCaptureFixture) -> list[int]:
+    """The log levels of heartbeats that could not be sent."""
+    return [record.levelno for record in caplog.records if "cannot send a heartbeat" in record.getMessage()]
 
 
 def layout(routing: Routing) -> bide.NServiceBus:
@@ -149,8 +155,9 @@ async def test_the_audit_copy_of_a_confirmed_retry_says_so(vhost: Vhost, transpo
 
 
 async def test_heartbeats_register_an_endpoint_and_keep_it_alive(
-    vhost: Vhost, transport: Transport, monkeypatch: pytest.MonkeyPatch
+    vhost: Vhost, transport: Transport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level(logging.DEBUG, "bide.endpoint.service_control")
     monkeypatch.setattr(service_control_messages, "HEARTBEAT", timedelta(milliseconds=200))
     recorder = Recorder()
     queue = "Particular.ServiceControl"
@@ -163,6 +170,8 @@ async def test_heartbeats_register_an_endpoint_and_keep_it_alive(
         # The endpoint works without ServiceControl, and registers when it comes.
         await client.publish(b"x", to="orders")
         await recorder.until("processed")
+        await asyncio.to_thread(wait_until, lambda: len(failures(caplog)) >= 3, "three heartbeats have failed")
+        assert [level for level in failures(caplog) if level == logging.WARNING] == [logging.WARNING]
         await asyncio.to_thread(transport.create_queue, queue)
         registered, *beats = [await asyncio.to_thread(transport.receive, queue) for _ in range(3)]
     kind = "ServiceControl.Plugin.Heartbeat.Messages"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -148,7 +149,8 @@ class ProcessingReports:
 class Heartbeats:
     """Reports to ServiceControl that an endpoint has started, and then regularly that it runs.
 
-    A heartbeat that cannot be sent is logged, and does not stop the endpoint.
+    A heartbeat that cannot be sent does not stop the endpoint. It is logged as a warning if the heartbeat before was
+    sent, or failed with another kind of error.
 
     Args:
         endpoint: the endpoint's name.
@@ -164,16 +166,20 @@ class Heartbeats:
     async def run(self, client: Client) -> None:
         """Send heartbeats until cancelled, or until the client is closed."""
         started, is_registered = datetime.now(UTC), False
+        last: type[BideError] | None = None
         while True:
             try:
                 if not is_registered:
                     await client.forward(self._registration(started))
                     is_registered = True
                 await client.forward(self._heartbeat(datetime.now(UTC)))
+                last = None
             except ClosedError:
                 return
             except BideError as error:
-                log.warning("%s: cannot send a heartbeat to %s: %s", self._endpoint, self._queue, error)
+                level = logging.DEBUG if type(error) is last else logging.WARNING
+                log.log(level, "%s: cannot send a heartbeat to %s: %s", self._endpoint, self._queue, error)
+                last = type(error)
             await asyncio.sleep(HEARTBEAT.total_seconds())  # until the next heartbeat
 
     def _registration(self, started: datetime) -> PreparedMessage:
