@@ -12,7 +12,9 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 import bide
 from tests.audited_shop import AuditedShop, fill
@@ -91,13 +93,16 @@ def test_the_table_to_try_is_scheduled_without_spark(
     monkeypatch.setenv("BIDE_URL", vhost.url)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     (_, install), (_, program), (_, session) = blocks("docs/pipeline-schedule.md", "Try it")
-    assert install == "$ pip install 'bide[pipeline]'\n"
+    (pip, _), *declaring = commands_of(install)
+    assert pip == "pip install 'bide[pipeline]'"
     exec(compile(program, "try it", "exec"), {})
-    ((command, output),) = commands_of(session)
-    done = subprocess.run(
-        [sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, timeout=TIMEOUT, check=True
-    )
-    assert shape((done.stdout + done.stderr).replace(f"/{vhost.name}", "/")) == shape(output)
+    assert len(declaring) == 1
+    for command, output in [*declaring, *commands_of(session)]:
+        done = subprocess.run(
+            [sys.executable, "-m", *shlex.split(command)], capture_output=True, text=True, timeout=TIMEOUT, check=True
+        )
+        printed = re.sub(rf"(?<=virtual host ){vhost.name}|/{vhost.name}", "/", done.stdout + done.stderr)
+        assert shape(printed) == shape(output)
 
 
 def test_the_replay_example_of_a_queue_sends_the_chosen_messages(
@@ -124,6 +129,27 @@ def test_the_replay_example_of_an_audit_sends_the_chosen_messages(
     shown = capsys.readouterr().out
     assert re.search(r"\|part\|sent\|rejected\|\n.*\n\| +0\| +1\| +0\|", shown), shown
     assert [(one.message_id, one.body) for one in drain(page.url, "orders", 1)] == [("m0", b"0")]
+
+
+def test_the_audit_page_lists_lost_messages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (_, program), (_, shown) = [one for one in blocks("docs/pipeline-audit.md") if one[0] in {"python", ""}][:2]
+    ids = [f"{number:032x}" for number in range(4)]
+    messages = {
+        "message_id": ids,
+        "target": ["q:orders"] * 4,
+        "due": [datetime(2026, 11, 29, 7, 36, number, 166_000, tzinfo=UTC) for number in (4, 3, 2, 1)],
+        "outcome": ["overdue", "overdue", "overdue", "delivered"],
+    }
+    folder = tmp_path / "audit" / "messages" / "day=2026-11-29" / "batch=0"
+    folder.mkdir(parents=True)
+    parquet.write_table(pyarrow.table(messages), folder / "part-0.parquet")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "pipeline-audit.md", "exec"), {})
+    printed = capfd.readouterr().out
+    assert shape(printed) == shape(shown)
+    assert [one for one in ids if one in printed] == ids[1:3]
 
 
 @pytest.mark.slow
