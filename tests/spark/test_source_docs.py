@@ -35,7 +35,7 @@ def test_the_examples_read_messages(
             channel.basic_publish("", name, b"hello")
     monkeypatch.setenv("BIDE_URL", vhost.url)
     examples = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
-    assert len(examples) == 3
+    assert len(examples) == 4
     for example in examples:
         here = (
             example.replace("amqp://user:password@broker/vhost", vhost.url)
@@ -47,6 +47,7 @@ def test_the_examples_read_messages(
     assert [bytes(row.value) for row in spark.read.parquet(f"{tmp_path}/orders").collect()] == [b"hello"] * 2
     assert [bytes(row.value) for row in spark.read.parquet(f"{tmp_path}/errors").collect()] == [b"hello"]
     assert [one.body for one in drain(vhost.url, "restored", 2)] == [b"hello"] * 2
+    assert [bytes(row.value) for row in spark.read.parquet(f"{tmp_path}/orders.parquet").collect()] == [b"hello"] * 2
 
 
 def test_a_view_reads_a_stream_and_a_table_names_it(spark: SparkSession, vhost: Vhost) -> None:
