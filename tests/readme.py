@@ -19,7 +19,7 @@ ROOT: Final = Path(__file__).parents[1]
 README: Final = "README.md"
 GETTING_STARTED: Final = "docs/getting-started.md"
 PIPELINE: Final = "docs/pipeline.md"
-INSTALL: Final = 'make setup rabbitmq java && . .venv/bin/activate && cd "$(mktemp -d)"\n'
+INSTALL: Final = "pip install 'bide[pipeline]' && cd \"$(mktemp -d)\"\n"
 """What tests have done already."""
 
 _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
