@@ -40,7 +40,7 @@ PREFETCH: Final = 100
 def receive(
     settings: Settings, *, queue: str, declare: bool, count: int | None, timeout: str | None, as_json: bool
 ) -> None:
-    """Print the messages of QUEUE as they arrive, until interrupted.
+    """Print the messages of QUEUE as they arrive, until interrupted. Of a stream, these are the messages from now on.
 
     A message is acknowledged once its line is written. Messages that were not printed stay in the queue, and nothing is
     lost when this command ends, however it ends. The queues of a delay infrastructure are refused.
