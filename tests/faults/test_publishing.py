@@ -311,7 +311,7 @@ async def test_cuts_at_random_bytes_lose_nothing(
                 sent[name] += receipt.attempts
                 return
 
-    # On a slow machine, so many connections take longer than the usual time limit.
+    # On a slow machine, 40 connections take longer than the usual time limit.
     async with bide.connect(
         proxy.url, infrastructure=CLOCK, on_lost=on_lost, max_in_flight=200, timeout=timedelta(seconds=TIMEOUT)
     ) as client:
