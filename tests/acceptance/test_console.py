@@ -239,26 +239,77 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
         window.open("find?text=digest", width=width)
         assert chromium.evaluate(whole)
 
+    _use_keyboard(window, chromium)
+
     # Changes by conditions, from the list, with a count before.
     window.open("schedules?prefix=invoice%3A")
-    chromium.evaluate("[...document.querySelectorAll('a')].find(one => one.innerText === 'Change all 20…').click()")
+    chromium.evaluate("[...document.querySelectorAll('a')].find(one => one.innerText === 'Change all 20').click()")
     window.wait("document.body.innerText.includes('20 schedules match')")
-    assert chromium.evaluate(f"{BUTTON.format('Resume…')}.disabled")
-    window.click("Pause…")
+    assert chromium.evaluate(f"{BUTTON.format('Resume')}.disabled")
+    window.click("Pause")
     window.click("Pause 20", "dialog")
     window.wait("document.body.innerText.includes('20 paused')")
-    window.wait(f"!!{BUTTON.format('Pause…')}?.disabled")
-    window.click("Resume…")
+    window.wait(f"!!{BUTTON.format('Pause')}?.disabled")
+    window.click("Resume")
     window.click("Resume 20", "dialog")
     window.wait("document.body.innerText.includes('20 schedules match; the paused ones are resumed')")
-    window.wait(f"{BUTTON.format('Pause…')}?.disabled === false")
-    window.click("Cancel…")
+    window.wait(f"{BUTTON.format('Pause')}?.disabled === false")
+    window.click("Cancel")
     window.click("Cancel 20", "dialog")
     window.wait("document.body.innerText.includes('20 cancelled')")
     for width in (1120, 1200, 1400):
         window.open("log", width=width)
         assert "cancel schedules" in window.text
         assert chromium.evaluate(whole), width
+
+
+def press(chromium: Browser, key: str) -> None:
+    values = {"key": key, "code": key, "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13, "Escape": 27}[key]}
+    text = {"text": "\r"} if key == "Enter" else {}
+    chromium.call("Input.dispatchKeyEvent", type="keyDown", **values, **text)
+    chromium.call("Input.dispatchKeyEvent", type="keyUp", **values)
+
+
+def _use_keyboard(window: Window, chromium: Browser) -> None:
+    name = "((one) => one.getAttribute('aria-label') || one.textContent.trim() || one.name)(document.activeElement)"
+
+    # Tab goes through the frame and then through the view, and the focus is visible.
+    window.open("schedules")
+    reached = []
+    for _ in range(17):
+        press(chromium, "Tab")
+        reached.append(chromium.evaluate(name))
+        assert chromium.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid", reached
+    assert reached == [
+        *("Skip to the content", "bide", "Light or dark", "Keyboard shortcuts"),
+        *("Waiting1", "Find a message2", "Schedules3", "Bulk changes4"),
+        *("Failures5", "Problems6", "Lateness7", "Operator log8"),
+        *("Refresh", "prefix", "to", "recurring", "Show"),
+    ]
+
+    # The link to the content does not leave the view.
+    window.open("schedules")
+    for key in ("Tab", "Enter"):
+        press(chromium, key)
+    assert chromium.evaluate("[location.hash, document.activeElement.id].join()") == "#/schedules,content"
+    press(chromium, "Tab")
+    assert chromium.evaluate(name) == "Refresh"
+
+    # The focus stays on the link of the view that it opened.
+    chromium.evaluate("document.querySelector('#views a:nth-child(4)').focus()")
+    press(chromium, "Enter")
+    window.wait("document.title === 'Bulk changes · bide console'")
+    window.wait(READY)
+    assert chromium.evaluate(name) == "Bulk changes4"
+
+    # Escape closes a dialog, and the focus returns to its button.
+    window.open("schedules")
+    chromium.evaluate("document.querySelector('td button.bad').focus()")
+    press(chromium, "Enter")
+    window.wait("document.querySelector('dialog')?.contains(document.activeElement)")
+    press(chromium, "Escape")
+    window.wait("!document.querySelector('dialog')")
+    window.wait("document.activeElement.matches('td button.bad')")
 
 
 async def test_the_page_names_partitions_that_no_longer_know_what_they_changed(
@@ -301,7 +352,7 @@ async def _append_until_forgotten(
 def _cancel_with_repeats(window: Window, known: int) -> None:
     window.sign_in()
     window.open("many?prefix=invoice%3A&count=1")
-    window.click("Cancel…")
+    window.click("Cancel")
     window.click("Cancel 20", "dialog")
     text = "2 partitions applied the change more than an hour ago, and no longer know how many schedules they changed."
     window.wait(f"document.querySelector('.toast.bad')?.innerText === {json.dumps(f'{known} cancelled. {text}')}")
@@ -346,7 +397,7 @@ def _use_firefox(folder: Path, running: Console) -> None:
         page.evaluate("document.querySelector('main input').value = 'invoice:'")
         window.click("Count")
         window.wait("document.body.innerText.includes('20 schedules match')")
-        window.click("Cancel…")
+        window.click("Cancel")
         window.click("Cancel 20", "dialog")
         window.wait("document.body.innerText.includes('20 cancelled')")
 

@@ -7,7 +7,7 @@ const SIZE = 440;
 const INNER = 56;
 const WIDTH = 21;
 const GAP = 5;
-const START = 0.09;
+const START = 0.11;
 
 const point = (radius, part) => {
   const angle = part * 2 * Math.PI - Math.PI / 2;
@@ -42,7 +42,7 @@ export function dial(levels, total) {
       slot.addEventListener("focus", describe);
       return slot;
     });
-    const label = s("text", { class: "ring", x: SIZE / 2, y: SIZE / 2 - inner - WIDTH / 2 + 4, "text-anchor": "middle" }, duration(level.unit, 1).replace(" ", "\u202f"));
+    const label = s("text", { class: "ring", x: SIZE / 2, y: SIZE / 2 - inner - WIDTH / 2 + 4, "text-anchor": "middle" }, duration(level.unit, 1).replace("\u00a0", "\u202f"));
     return [slots, label];
   });
   const picture = s(

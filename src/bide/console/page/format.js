@@ -24,29 +24,29 @@ export const time = (moment) => (moment === null || moment === undefined ? "?" :
 
 export const zone = () => Intl.DateTimeFormat().resolvedOptions().timeZone || "UTC";
 
-const UNITS = [["d", 86400000], ["h", 3600000], ["m", 60000], ["s", 1000], ["ms", 1]];
+const UNITS = [["d", 86400000], ["h", 3600000], ["min", 60000], ["s", 1000], ["ms", 1]];
 
 export function duration(milliseconds, parts = 2) {
   let left = Math.round(Math.abs(milliseconds));
   const found = [];
   for (const [name, length] of UNITS) {
     if (left >= length && found.length < parts) {
-      found.push(`${Math.floor(left / length)} ${name}`);
+      found.push(`${number(Math.floor(left / length))}\u00a0${name}`);
       left %= length;
     } else if (found.length) break;
   }
-  return found.join(" ") || "0 s";
+  return found.join("\u00a0") || "0\u00a0s";
 }
 
 export const lateness = (milliseconds) =>
-  milliseconds < 1000 ? `${milliseconds} ms` : milliseconds < 60000 ? `${(milliseconds / 1000).toFixed(1)} s` : duration(milliseconds);
+  milliseconds < 1000 ? `${milliseconds}\u00a0ms` : milliseconds < 60000 ? `${(milliseconds / 1000).toFixed(1)}\u00a0s` : duration(milliseconds);
 
 export function relative(moment, now = Date.now()) {
   const away = new Date(moment).getTime() - now;
   if (Math.abs(away) < 1000) return "now";
   // With one unit, the text for an hour and 59 minutes would be "1 h".
   const text = duration(away, Math.abs(away) < 3600000 ? 1 : 2);
-  return away > 0 ? `in ${text}` : `${text} ago`;
+  return away > 0 ? `in\u00a0${text}` : `${text}\u00a0ago`;
 }
 
 export function bytes(size) {

@@ -1,8 +1,8 @@
 // The frame of the console: sign-in, views, virtual hosts, keyboard shortcuts, light and dark.
 
 import { about, get, loadAbout, post, signIn, RequestError } from "./api.js";
-import { h, replace } from "./dom.js";
-import { ask, empty, field, notice } from "./ui.js";
+import { h, replace, s } from "./dom.js";
+import { ask, empty, facts, field, notice } from "./ui.js";
 import * as waiting from "./view-waiting.js";
 import * as find from "./view-find.js";
 import * as schedules from "./view-schedules.js";
@@ -13,10 +13,10 @@ import * as lateness from "./view-lateness.js";
 import * as log from "./view-log.js";
 
 const VIEWS = [
-  ["waiting", "What waits", waiting],
+  ["waiting", "Waiting", waiting],
   ["find", "Find a message", find],
   ["schedules", "Schedules", schedules],
-  ["many", "Change many", many],
+  ["many", "Bulk changes", many],
   ["failures", "Failures", failures],
   ["problems", "Problems", problems],
   ["lateness", "Lateness", lateness],
@@ -75,6 +75,16 @@ function selectedVhost(parameters) {
 
 // -- the frame
 
+// Replace the children of an element, and keep the focus in its place.
+function redraw(element, ...children) {
+  const place = [...element.children].indexOf(document.activeElement);
+  replace(element, ...children);
+  element.children[place]?.focus();
+}
+
+const half = () =>
+  s("svg", { class: "icon", viewBox: "0 0 16 16" }, s("circle", { cx: 8, cy: 8, r: 6.25 }), s("path", { d: "M8 1.75a6.25 6.25 0 0 1 0 12.5z" }));
+
 function frame() {
   const { name, parameters } = where();
   const here = selectedVhost(parameters);
@@ -86,7 +96,7 @@ function frame() {
         about.vhosts.map((one) => h("option", { value: one.name, selected: one === here }, one.name)),
       )
     : null;
-  replace(
+  redraw(
     document.getElementById("top"),
     h("a", { class: "brand", href: address("waiting", vhost) }, h("img", { src: "icon.svg", alt: "" }), "bide"),
     choice,
@@ -94,16 +104,16 @@ function frame() {
     h("span", { class: "grow" }),
     about.read_only ? h("span", { class: "badge warn" }, "read-only") : null,
     about.user ? h("span", { class: "badge wide-only" }, about.user) : null,
-    h("button", { type: "button", class: "plain", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: toggleTheme }, "◐"),
+    h("button", { type: "button", class: "plain", title: "Light or dark (t)", "aria-label": "Light or dark", onclick: toggleTheme }, half()),
     h("button", { type: "button", class: "plain wide-only", title: "Keyboard shortcuts (?)", "aria-label": "Keyboard shortcuts", onclick: showShortcuts }, "?"),
   );
-  replace(
+  redraw(
     document.getElementById("views"),
     VIEWS.map(([one, title], place) =>
-      h("a", { href: address(one, vhost), "aria-current": one === name ? "page" : null }, title, h("kbd", {}, String(place + 1))),
+      h("a", { href: address(one, vhost), "aria-current": one === name ? "page" : null, "aria-keyshortcuts": place + 1 }, title, h("kbd", { "aria-hidden": "true" }, place + 1)),
     ),
   );
-  document.querySelector("#views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+  document.querySelector("#views [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 }
 
 async function show() {
@@ -125,9 +135,10 @@ async function show() {
   };
   const page = h("div", { class: "view" });
   try {
-    const ready = view.show(page, context);
+    const hadFocus = content.contains(document.activeElement);
     replace(content, page);
-    await ready;
+    if (hadFocus) content.focus({ preventScroll: true });
+    await view.show(page, context);
   } catch (error) {
     if (number !== shown) return;
     if (error instanceof RequestError && error.status === 401) return signOut();
@@ -140,14 +151,22 @@ const again = (context) => h("button", { type: "button", onclick: context.again 
 
 // -- keyboard shortcuts
 
+document.querySelector(".skip").addEventListener("click", (event) => {
+  // The part of the address behind "#" is the view.
+  event.preventDefault();
+  content.focus();
+});
+
+const keys = (pairs) => facts(pairs.map(([key, text]) => [h("kbd", {}, key), text]));
+
 function showShortcuts() {
   ask({
     title: "Keyboard shortcuts",
-    text: h(
-      "p",
-      { class: "quiet" },
-      "1 to 8 open the views. r loads the view again, t changes between light and dark, / goes to the first field. In the skyline, left and right move, + and - zoom, Escape shows everything, Enter lists the schedules.",
-    ),
+    text: [
+      keys([["1 to 8", "opens a view"], ["r", "loads the view again"], ["/", "goes to the first field"], ["t", "changes between light and dark"]]),
+      h("h3", {}, "In a skyline"),
+      keys([["← →", "move"], ["+ −", "zoom"], ["Enter", "lists the schedules of the bar"], ["Esc", "shows everything"]]),
+    ],
   });
 }
 

@@ -4,16 +4,17 @@ import { h, s, replace } from "./dom.js";
 import { clock, day, duration, niceSteps, number, quantity, targetName } from "./format.js";
 
 const HEIGHT = 260;
-const TOP = 12;
+const TOP = 20;
 const BOTTOM = 36;
 const LEFT = 48;
 const RIGHT = 12;
+const LABEL = 72;
 
 const TICKS = [1, 5, 15, 60, 300, 900, 3600, 10800, 21600, 43200, 86400, 172800, 604800, 1209600, 2592000, 7776000, 31536000, 315360000]
   .map((one) => one * 1000);
 
 // The times of the labels, which are round in local time, and their distance.
-function ticks(start, end, most) {
+export function ticks(start, end, most) {
   const step = TICKS.find((one) => (end - start) / one <= most) ?? TICKS.at(-1);
   const offset = new Date(start).getTimezoneOffset() * 60000;
   const found = [];
@@ -21,10 +22,27 @@ function ticks(start, end, most) {
   return [found, step];
 }
 
+const COLOURS = [1, 2, 3, 4, 5, 6, 7];
+
+// Give each target a colour: the one that it has in another picture of the view, if it is free here. Other targets are grey.
+export function colour(targets, known) {
+  const free = new Set(COLOURS);
+  for (const one of targets) {
+    if (one.target === null) one.colour = 0;
+    else if (free.delete(known.get(one.target))) one.colour = known.get(one.target);
+  }
+  for (const one of targets.filter((each) => each.colour === undefined)) {
+    const taken = new Set(known.values());
+    one.colour = [...free].find((each) => !taken.has(each)) ?? [...free][0];
+    free.delete(one.colour);
+    known.set(one.target, one.colour);
+  }
+}
+
 export function skyline(data, { pick, zoom, reset, noun, enter }) {
   const box = h("div", { class: "plot" });
   const tip = h("div", { class: "tip", hidden: true });
-  const spoken = h("p", { class: "quiet small", "aria-live": "polite" });
+  const spoken = h("p", { class: "spoken", "aria-live": "polite" });
   let cursor = null;
 
   function draw() {
@@ -41,7 +59,7 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
     const bars = [];
     for (let place = 0; place < data.number; place++) {
       let sum = 0;
-      data.targets.forEach((one, index) => {
+      data.targets.forEach((one) => {
         const count = one.counts[place];
         if (!count) return;
         const upper = y(sum + count);
@@ -49,12 +67,18 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
         const height = Math.max(y(sum) - upper, 1.5);
         const gap = step > 5 ? 1 : 0;
         bars.push(s("rect", {
-          class: `f${one.target === null ? 0 : index + 1}`, x: LEFT + place * step, y: y(sum) - height, width: Math.max(step - gap, 0.8), height,
+          class: `f${one.colour}`, x: LEFT + place * step, y: y(sum) - height, width: Math.max(step - gap, 0.8), height,
         }));
         sum += count;
       });
     }
-    const [labels, length] = ticks(data.start, end, Math.max(Math.floor(inner / 110), 2));
+    const [labels, length] = ticks(data.start, end, Math.max(Math.floor(inner / LABEL), 2));
+    // Times of a day have its date below the first label and below each midnight.
+    const dated = new Set(length >= 86400000 ? [] : labels.filter((at, place) => place === 0 || clock(at) === "00:00:00"));
+    if (dated.size > 1 && x([...dated][1]) - x(labels[0]) < LABEL) dated.delete(labels[0]);
+    // A label at an edge stays in the picture.
+    const label = (at, bottom, text) =>
+      s("text", { x: Math.min(x(at), width - text.length * 3.6), y: bottom, "text-anchor": "middle" }, text);
     const pointed = s("rect", { class: "pointed", y: TOP, height: floor - TOP, width: step, visibility: "hidden" });
     const chosen = s("rect", { class: "chosen", y: TOP, height: floor - TOP, visibility: "hidden" });
     const svg = s(
@@ -70,12 +94,12 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
       bars,
       labels.map((at) => [
         s("line", { class: "axis", x1: x(at), x2: x(at), y1: floor, y2: floor + 4 }),
-        s("text", { x: x(at), y: floor + 18, "text-anchor": "middle" }, length >= 86400000 ? day(at) : clock(at, length < 60000)),
-        length < 86400000 && clock(at) === "00:00:00" ? s("text", { x: x(at), y: floor + 32, "text-anchor": "middle" }, day(at)) : null,
+        label(at, floor + 18, length >= 86400000 ? day(at) : clock(at, length < 60000)),
+        dated.has(at) ? label(at, floor + 32, day(at)) : null,
       ]),
       s("line", { class: "axis", x1: LEFT, x2: width - RIGHT, y1: floor, y2: floor }),
       data.now >= data.start && data.now < end
-        ? [s("line", { class: "now", x1: x(data.now), x2: x(data.now), y1: TOP, y2: floor }), s("text", { x: x(data.now) + 4, y: TOP + 8 }, "now")]
+        ? [s("line", { class: "now", x1: x(data.now), x2: x(data.now), y1: TOP, y2: floor }), s("text", { x: x(data.now), y: TOP - 8, "text-anchor": "middle" }, "now")]
         : null,
       pointed,
       chosen,
@@ -88,16 +112,23 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
     };
     const from = (place) => data.start + place * data.width;
 
+    const targetsAt = (place) => data.targets.filter((one) => one.counts[place]);
+    const spokenAt = (place) => [
+      `${day(from(place))} ${clock(from(place))}`,
+      quantity(sums[place], noun),
+      ...targetsAt(place).map((one) => `${targetName(one.target)} ${number(one.counts[place])}`),
+    ].join(", ");
+
     function point(place) {
       cursor = place;
       pointed.setAttribute("x", LEFT + place * step);
       pointed.setAttribute("visibility", "visible");
-      const rows = data.targets.map((one, index) => [one, index]).filter(([one]) => one.counts[place]);
+      const rows = targetsAt(place);
       replace(
         tip,
         h("b", {}, `${day(from(place))} ${clock(from(place))}`),
         h("div", {}, `for ${duration(data.width)}: ${quantity(sums[place], noun)}`),
-        rows.map(([one]) => h("span", {}, h("span", {}, targetName(one.target)), h("b", {}, number(one.counts[place])))),
+        rows.map((one) => h("span", {}, h("span", {}, targetName(one.target)), h("b", {}, number(one.counts[place])))),
       );
       tip.hidden = false;
       const middle = LEFT + (place + 0.5) * step;
@@ -140,7 +171,7 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
       const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
       if (move) {
         point(Math.min(Math.max((cursor ?? -Math.sign(move)) + move, 0), data.number - 1));
-        spoken.textContent = tip.textContent;
+        spoken.textContent = spokenAt(cursor);
       } else if (event.key === "+" || event.key === "-") {
         const half = Math.max(Math.round(data.number * (event.key === "+" ? 0.25 : 1)), 1);
         const middle = cursor ?? Math.floor(data.number / 2);

@@ -28,17 +28,8 @@ export function table(columns, rows, { link, stacks = true } = {}) {
     columns.map(([label, content, kind]) => h("td", { class: kind, "data-label": label }, h("div", {}, content(row))));
   const line = (row) => {
     if (!link) return h("tr", {}, cells(row));
-    const open = () => link(row);
-    return h(
-      "tr",
-      {
-        class: "link",
-        tabindex: "0",
-        onclick: (event) => event.target.closest("button, a, input") || open(),
-        onkeydown: (event) => event.key === "Enter" && event.target === event.currentTarget && open(),
-      },
-      cells(row),
-    );
+    // The keyboard opens a row by the link or button in it.
+    return h("tr", { class: "link", onclick: (event) => event.target.closest("button, a, input") || link(row) }, cells(row));
   };
   return h(
     "div",
@@ -77,6 +68,8 @@ export function action(text, work, kind = "tiny") {
           failed(error);
         } finally {
           button.disabled = false;
+          // A disabled button loses the focus, and a closed dialog cannot give it back.
+          if ([document.body, document.getElementById("content")].includes(document.activeElement)) button.focus({ preventScroll: true });
         }
       },
     },
@@ -142,7 +135,12 @@ export function ask({ title, text, fields = [], confirm, kind = "", work, wide =
       problem,
       h("div", { class: "buttons" }, close, button),
     );
-    const dialog = h("dialog", { class: wide ? "wide" : null, onclose: () => (dialog.remove(), done(null)) }, form);
+    const dialog = h("dialog", { class: wide ? "wide" : null, onclose: () => {
+      dialog.remove();
+      // The button that opened the dialog may be gone, because the view was loaded again.
+      if (document.activeElement === document.body) document.getElementById("content").focus({ preventScroll: true });
+      done(null);
+    } }, form);
     document.body.append(dialog);
     dialog.showModal();
   });

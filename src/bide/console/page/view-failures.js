@@ -33,7 +33,7 @@ export async function show(page, context) {
     } },
       field("Queue", choice),
       field("Group by", h("select", { onchange: (event) => context.go("failures", { queue, by: event.target.value }) },
-        [["exception", "exception and stack frame"], ["type", "message type"], ["key", "key"]].map(([one, text]) => h("option", { value: one, selected: one === by }, text)))),
+        [["exception", "exception"], ["type", "message type"], ["key", "key"]].map(([one, text]) => h("option", { value: one, selected: one === by }, text)))),
     ),
     groups,
   );
@@ -51,8 +51,8 @@ export async function show(page, context) {
     groups,
     table(
       [
-        ["Messages", (one) => h("b", {}, number(one.count)), "number"],
-        ["Failure", (one) => [h("b", { class: "break" }, one.group), one.text ? h("span", { class: "line quiet", title: one.text }, one.text) : null]],
+        ["Failure", (one) => failureOf(one, by)],
+        ["Messages", (one) => number(one.count), "number"],
         ["Failed on", (one) => one.queues.map((text) => h("div", { class: "break" }, text))],
         ["Last", (one) => (one.last ? [h("span", { class: "nowrap" }, time(one.last)), h("div", { class: "quiet small" }, relative(one.last))] : "?"), "nowrap"],
         ["", (one) => h("div", { class: "row" },
@@ -65,6 +65,16 @@ export async function show(page, context) {
   page.append(h("div", { class: "split" },
     source("exact", `${quantity(listed.total, "message")} in ${queue}: read just now${listed.more ? `; ${listed.more} more groups` : ""}`),
     h("div", { class: "row" }, operations(context, queue, { all: true }, running, " all"))));
+}
+
+// The name of a group of exceptions ends with their place: "ValueError at shop.py in charge".
+function failureOf(one, by) {
+  const [name, ...place] = by === "exception" ? one.group.split(" at ") : [one.group];
+  return [
+    h("b", { class: "break" }, name),
+    one.text ? h("div", { class: "line", title: one.text }, one.text) : null,
+    place.length ? h("div", { class: "quiet small break" }, `at ${place.join(" at ")}`) : null,
+  ];
 }
 
 function operations(context, queue, chosen, running, all = "") {
@@ -165,7 +175,7 @@ async function showOne(page, context) {
     h("p", {}, h("a", { href: context.link("failures", { queue, by }) }, "← Failures")),
     h("div", { class: "head" },
       h("div", {}, h("h1", { class: "break" }, one.exception ?? one.reason), h("p", { class: "break" }, one.text ?? "")),
-      h("div", { class: "row" }, operations(context, queue, { ids: [one.id] }, running), editing(context, queue, one))),
+      h("div", { class: "row" }, editing(context, queue, one), operations(context, queue, { ids: [one.id] }, running))),
     running,
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "Failure"), facts([

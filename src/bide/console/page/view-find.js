@@ -20,7 +20,6 @@ export async function show(page, context) {
     result,
   );
   if (!parameters.text) {
-    text.focus();
     return void replace(result, h("section", { class: "card" }, empty("Which message?",
       "A key is looked up in the index of the gates, and the answer is exact. A message id is searched for in the streams of the taps and in error queues.")));
   }
@@ -40,7 +39,7 @@ export async function show(page, context) {
       : h("section", { class: "card" }, empty("Nothing was found", "The list below shows which places were searched. Only taps record messages without a key.")));
     replace(places, table([
       ["Place", (one) => h("span", { class: "break" }, one.place)],
-      ["Result", (one) => badge(one.found ? "found" : one.looked ? "not here" : "not searched", one.found ? "good" : one.looked ? "" : "warn")],
+      ["Result", (one) => badge(one.found ? "found" : one.looked ? "not here" : "not searched", one.found ? "good" : one.looked ? "" : "warn"), "aside"],
       ["Note", (one) => h("span", { class: "quiet" }, one.note)],
     ], [gate, ...inTaps.places, ...rest.slice(inTaps.places.length)]));
     return hasMore;
@@ -62,8 +61,8 @@ const hop = (kind, title, text) => h("li", { class: kind }, h("b", {}, title), h
 function waiting(one, context) {
   return h("section", { class: "card" },
     h("div", { class: "split" },
-      h("div", {}, h("h2", { class: "break" }, one.key), h("div", { class: "row" }, state(one), source("exact", "exact, from the index of the gates"))),
-      h("div", { class: "row" }, h("a", { class: "button tiny", href: context.link("schedules", { key: one.key }) }, "Details"), actions(context, one, context.again))),
+      h("div", {}, h("h2", { class: "break" }, h("a", { href: context.link("schedules", { key: one.key }) }, one.key)), h("div", { class: "row" }, state(one), source("exact", "exact, from the index of the gates"))),
+      h("div", { class: "row" }, actions(context, one, context.again))),
     h("ol", { class: "hops" },
       hop("seen", "Schedule log", `partition ${one.partition}, version ${one.version ?? "none"}`),
       one.state === "under-way"

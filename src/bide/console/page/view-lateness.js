@@ -1,11 +1,13 @@
 // View 7: lateness of delayed messages by minute.
 
 import { h, replace, s } from "./dom.js";
-import { clock, lateness, niceSteps, number, quantity, time } from "./format.js";
+import { clock, day, lateness, niceSteps, number, quantity, time } from "./format.js";
+import { ticks } from "./skyline.js";
 import { empty, field, head, notice, source, stat, table } from "./ui.js";
 
 const HEIGHT = 240;
-const LEFT = 64;
+const LEFT = 56;
+const RIGHT = 20;
 
 export async function show(page, context) {
   const minutes = Number(context.parameters.minutes ?? 60);
@@ -25,17 +27,17 @@ export async function show(page, context) {
   const total = found.minutes.reduce((sum, one) => sum + one.count, 0);
   replace(card,
     h("div", { class: "split" }, h("div", {}, h("h2", {}, quantity(total, "message")), source("exact", `exact for messages in the stream ${found.stream}`)),
-      h("div", { class: "row small" }, h("span", { class: "swatch b1" }), "p50", h("span", { class: "swatch b2" }), "p99")),
+      h("div", { class: "row small" }, ["p50", "p99"].map((name, place) => h("span", { class: "key" }, h("span", { class: `swatch b${place + 1}` }), name)))),
     found.is_whole ? null : notice(`Only the latest ${number(found.limit)} messages were read.`, "warn"),
     found.without_due ? h("p", { class: "quiet small" }, `${quantity(found.without_due, "message")} without a due time ${found.without_due === 1 ? "is" : "are"} not counted.`) : null,
     h("div", { class: "stats" },
-      stat(lateness(Math.max(...found.minutes.map((one) => one.p50))), "highest p50 of a minute"),
-      stat(lateness(Math.max(...found.minutes.map((one) => one.p99))), "highest p99 of a minute"),
+      stat(lateness(Math.max(...found.minutes.map((one) => one.p50))), "highest p50"),
+      stat(lateness(Math.max(...found.minutes.map((one) => one.p99))), "highest p99"),
       stat(lateness(Math.max(...found.minutes.map((one) => one.max))), "highest lateness")),
     plot(found),
     h("details", {}, h("summary", {}, "As a table"), table([
-      ["Minute", (one) => time(one.at), "nowrap"], ["Messages", (one) => number(one.count), "number"],
-      ["p50", (one) => `${number(one.p50)} ms`, "number"], ["p99", (one) => `${number(one.p99)} ms`, "number"], ["Highest", (one) => `${number(one.max)} ms`, "number"],
+      ["Minute", (one) => `${minutes > 360 ? `${day(one.at)} ` : ""}${clock(one.at, false)}`], ["Messages", (one) => number(one.count), "number"],
+      ["p50 (ms)", (one) => number(one.p50), "number"], ["p99 (ms)", (one) => number(one.p99), "number"], ["Highest (ms)", (one) => number(one.max), "number"],
     ], found.minutes, { stacks: false })));
 }
 
@@ -43,7 +45,7 @@ function plot(found) {
   const box = h("div", { class: "plot" });
   const draw = () => {
     const width = Math.max(box.clientWidth || 800, 280);
-    const inner = width - LEFT - 12;
+    const inner = width - LEFT - RIGHT;
     const steps = niceSteps(Math.max(...found.minutes.map((one) => one.p99), 1));
     const highest = Math.max(steps.at(-1), ...found.minutes.map((one) => one.p99));
     const x = (at) => LEFT + ((at - found.since) / Math.max(found.now - found.since, 1)) * inner;
@@ -55,13 +57,10 @@ function plot(found) {
       const before = found.minutes[place - 1];
       return `${before && one.at - before.at === 60000 ? "L" : "M"}${middle(one)} ${y(one[name]).toFixed(1)}`;
     }).join("");
-    const span = found.now - found.since;
-    const step = [60000, 300000, 600000, 1800000, 3600000, 10800000, 21600000].find((one) => span / one <= Math.max(inner / 90, 2)) ?? 21600000;
-    const labels = [];
-    for (let at = Math.ceil(found.since / step) * step; at < found.now; at += step) labels.push(at);
+    const [labels] = ticks(found.since, found.now, Math.max(inner / 64, 2));
     replace(box, s("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, role: "img", "aria-label": "Lateness by minute" },
-      steps.map((value) => [s("line", { class: "grid", x1: LEFT, x2: width - 12, y1: y(value), y2: y(value) }),
-        s("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, `${number(value)} ms`)]),
+      steps.map((value) => [s("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
+        s("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, highest < 1000 ? `${number(value)} ms` : `${number(value / 1000)} s`)]),
       labels.map((at) => s("text", { x: x(at), y: HEIGHT - 8, "text-anchor": "middle" }, clock(at, false))),
       s("path", { class: "s2", d: line("p99") }), s("path", { class: "s1", d: line("p50") }),
       found.minutes.map((one) => [

@@ -17,13 +17,22 @@ const result = (one) => {
 
 const chosen = (one) => {
   const { key, selection, ...rest } = one.details;
-  const { ids, ...shown } = { ...(key ? { key } : {}), ...(selection ?? {}), ...rest };
+  const { ids, body, new_message_id: _, ...shown } = { ...(key ? { key } : {}), ...(selection ?? {}), ...rest };
   const parts = Object.entries(shown)
-    .filter(([, value]) => !Array.isArray(value) || value.length)
-    .map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`);
+    .filter(([, value]) => value !== false && (!Array.isArray(value) || value.length))
+    .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : String(value).replace(/ d 0:00:00$/, "\u00a0d")}`);
+  if (body) parts.unshift("new body");
   if (Array.isArray(ids)) parts.unshift(quantity(ids.length, "message"));
   return parts.join(", ") || "all";
 };
+
+const details = (one) => ask({
+  title: `${one.operation} · ${one.queue}`,
+  wide: true,
+  text: h("div", {},
+    facts([["when", time(one.at)], ["ended", one.ended ? time(one.ended) : "not recorded"], ["who", one.who], ["broker user", one.user], ["messages recorded", one.ids ? number(one.ids) : null], ["run", one.run]]),
+    h("h3", {}, "Chosen"), values(one.details), h("h3", {}, "Result"), values(one.result)),
+});
 
 export async function show(page, context) {
   const card = h("section", { class: "card flat" }, h("div", { class: "empty" }, "Reading the operator log…"));
@@ -33,17 +42,11 @@ export async function show(page, context) {
   replace(card, table([
     ["When", (one) => [time(one.at), h("div", { class: "quiet small" }, relative(one.at))], "nowrap"],
     ["Who", (one) => [h("span", { class: "break" }, one.who), h("div", { class: "quiet small" }, `broker user ${one.user}`)], "who"],
-    ["What", (one) => h("b", {}, one.operation)],
-    ["Where", (one) => h("span", { class: "break" }, one.queue)],
-    ["Chosen", (one) => h("span", { class: "line", title: chosen(one) }, chosen(one))],
-    ["Result", (one) => [badge(one.state, { ended: "good", interrupted: "warn" }[one.state] ?? "accent"), " ", h("span", { class: "quiet" }, result(one))]],
-  ], found.operations, { link: (one) => ask({
-    title: `${one.operation} · ${one.queue}`,
-    wide: true,
-    text: h("div", {},
-      facts([["when", time(one.at)], ["ended", one.ended ? time(one.ended) : "not recorded"], ["who", one.who], ["broker user", one.user], ["messages recorded", one.ids ? number(one.ids) : null], ["run", one.run]]),
-      h("h3", {}, "Chosen"), values(one.details), h("h3", {}, "Result"), values(one.result)),
-  }) }));
+    ["What", (one) => h("button", { type: "button", class: "link", onclick: () => details(one) }, one.operation), "nowrap"],
+    ["Where", (one) => h("span", { class: "break" }, one.queue), "name"],
+    ["Chosen", (one) => h("div", { class: "line", title: chosen(one) }, chosen(one))],
+    ["Result", (one) => [badge(one.state, { ended: "good", interrupted: "warn" }[one.state] ?? "accent"), h("div", { class: "quiet small" }, result(one))]],
+  ], found.operations, { link: details }));
   page.append(source("exact", `from the stream ${found.stream}${found.malformed ? `; ${found.malformed} of its messages are not records` : ""}`));
   if (found.malformed) page.append(notice("Other clients wrote to the operator log.", "warn"));
 }

@@ -10,12 +10,12 @@ const all = (found) => found.count;
 
 // Title, explanation, number of schedules that it changes, text of the result, and class of the buttons.
 const ACTIONS = {
-  cancel: ["Cancel", "The messages are not delivered. This cannot be undone.", all, (count) => `${number(count)} cancelled`, "bad"],
-  move: ["Move", "Messages and targets stay the same. Only the next run of a recurring schedule moves.", all, (count) => `${number(count)} moved`, ""],
-  run: ["Run now", "Each message is delivered now. Recurring schedules get an additional run.", all, (count) => `${number(count)} delivered now`, ""],
   pause: ["Pause", "Nothing is delivered until the schedules are resumed.", (found) => found.count - found.paused, (count) => `${number(count)} paused`, ""],
   resume: ["Resume", "Single messages that became due meanwhile are delivered now. Recurring schedules skip the runs that they missed.",
     (found) => found.paused, (count) => `${quantity(count, "schedule matches", "schedules match")}; the paused ones are resumed`, ""],
+  run: ["Run now", "Each message is delivered now. Recurring schedules get an additional run.", all, (count) => `${number(count)} delivered now`, ""],
+  move: ["Move", "Messages and targets stay the same. Only the next run of a recurring schedule moves.", all, (count) => `${number(count)} moved`, ""],
+  cancel: ["Cancel", "The messages are not delivered. This cannot be undone.", all, (count) => `${number(count)} cancelled`, "bad"],
 };
 
 const local = (text) => {
@@ -40,9 +40,9 @@ export async function show(page, context) {
     .map(([name, input]) => [name, input.type === "datetime-local" ? new Date(input.value).toISOString() : input.value]));
   replace(
     page,
-    head("Change many", "Choose schedules by conditions, see how many match, then change all of them. A schedule has to match every condition."),
+    head("Bulk changes", "Change all schedules that match every condition. They are counted first."),
     h("form", {
-      class: "filter",
+      class: "filter grid",
       onsubmit: (event) => {
         event.preventDefault();
         context.go("many", { ...chosen(), all: everything.checked ? "1" : "", count: "1" });
@@ -51,8 +51,8 @@ export async function show(page, context) {
     },
       field("Key begins with", inputs.prefix), field("Target queue", inputs.to), field("Target exchange", inputs.exchange),
       field("Due from", inputs.due_from), field("Due before", inputs.due_before),
-      h("label", { class: "check" }, everything, "All schedules"),
-      h("button", { type: "submit", class: "main" }, "Count")),
+      h("div", { class: "row end" }, h("label", { class: "check" }, everything, "All schedules"),
+        h("button", { type: "submit", class: "main" }, "Count"))),
     result,
   );
   const lastHash = location.hash;
@@ -74,7 +74,7 @@ export async function show(page, context) {
         class: action[4],
         disabled: !action[2](found),
         onclick: () => change(context, name, action, given, isAll).catch(failed),
-      }, `${action[0]}…`))),
+      }, action[0]))),
   );
 }
 

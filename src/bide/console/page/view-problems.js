@@ -20,13 +20,13 @@ function undeliverable(card, found, context) {
   const waiting = found.queues.filter((one) => one.messages);
   replace(
     card,
-    h("div", { class: "split" }, h("h2", {}, "Undeliverable messages"), source("exact", "counted by the broker just now")),
+    h("div", { class: "split" }, h("div", {}, h("h2", {}, "Undeliverable messages"), source("exact", "counted by the broker just now"))),
     waiting.length
       ? waiting.map((one) => h("div", { class: "split" },
           h("div", {}, h("b", {}, quantity(one.messages, "message")), h("div", { class: "mono break" }, one.name)),
           h("div", { class: "row" },
             h("a", { class: "button tiny", href: context.link("failures", { queue: one.name }) }, "View"),
-            action("Send on…", () => resend(context, one)))))
+            action("Send on", () => resend(context, one)))))
       : empty("No undeliverable messages", "The undeliverable queues are empty."),
   );
 }
@@ -51,15 +51,15 @@ function findings(card, found) {
   const count = (status) => found.findings.filter((one) => one.status === status).length;
   const rows = (which) => found.findings.filter(which).map((one) => h("div", { class: "finding" },
     h("div", {}, badge(one.status, KINDS[one.status])),
-    h("div", { class: "break" }, h("b", {}, one.check), " ", h("span", {}, one.text)),
+    h("div", { class: "break" }, h("b", {}, one.check), h("div", {}, one.text)),
     one.commands.length && one.status !== "ok" ? h("div", { class: "step" }, one.commands.map(copy)) : null));
   const bad = rows((one) => one.status === "problem" || one.status === "warning");
   card.classList.add("flat");
   replace(
     card,
-    h("div", { class: "finding" },
-      h("div", {}, summary(count("problem"), count("warning"))),
-      h("div", { class: "quiet" }, `${found.layout} on ${found.broker}, RabbitMQ ${found.release}: ${quantity(count("ok"), "check")} passed, ${quantity(count("warning"), "warning")}, ${number(count("not checked"))} not checked`)),
+    h("div", { class: "title" },
+      h("div", { class: "row" }, h("h2", {}, "Checks"), summary(count("problem"), count("warning"))),
+      h("p", { class: "quiet" }, `${found.layout} on ${found.broker}, RabbitMQ ${found.release}: ${quantity(count("ok"), "check")} passed, ${quantity(count("warning"), "warning")}, ${number(count("not checked"))} not checked`)),
     bad,
     h("details", { open: !bad.length, class: "more" }, h("summary", {}, "Other checks"), rows((one) => one.status === "ok" || one.status === "not checked")),
   );

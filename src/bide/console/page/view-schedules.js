@@ -7,6 +7,9 @@ import { badge, body, empty, facts, field, head, source, table, values } from ".
 
 export const state = (one) => badge(one.state, { paused: "warn", "under-way": "accent" }[one.state] ?? "good");
 
+// A rule breaks between its fields only, not at the hyphen of MON-FRI.
+const rule = (text) => h("code", {}, text.split(" ").map((field, place) => [place ? " " : "", h("span", { class: "nowrap" }, field)]));
+
 export async function show(page, context) {
   const { parameters } = context;
   if (parameters.key) return showOne(page, context);
@@ -46,11 +49,11 @@ export async function show(page, context) {
     table(
       [
         ["Key", (one) => h("a", { class: "mono break", href: context.link("schedules", { key: one.key }) }, one.key)],
-        ["State", state],
+        ["State", state, "aside"],
         ["Target", (one) => h("span", { class: "break" }, target(one))],
         ["Next", (one) => [time(one.due), h("div", { class: "quiet small" }, relative(one.due))], "nowrap"],
-        ["Runs", (one) => (one.every ? [h("code", {}, one.every), h("div", { class: "quiet small" }, one.time_zone ?? "")] : h("span", { class: "quiet" }, "once"))],
-        ["", (one) => h("div", { class: "row" }, actions(context, one, context.again)), "actions few"],
+        ["Runs", (one) => (one.every ? [rule(one.every), h("div", { class: "quiet small" }, one.time_zone ?? "")] : h("span", { class: "quiet" }, "once"))],
+        ["", (one) => h("div", { class: "row" }, actions(context, one, context.again)), "actions"],
       ],
       found.schedules,
       { link: (one) => context.go("schedules", { key: one.key }) },
@@ -63,7 +66,7 @@ export async function show(page, context) {
       source("exact", count === null ? "exact, from the index of the gates" : `${count} in all: exact, from the index of the gates`),
       h("div", { class: "row" },
         // A change of many has no condition for recurring schedules.
-        count === null ? null : h("a", { class: "button", href: context.link("many", { ...chosen, all: isAll ? "1" : "", count: "1" }) }, `Change all ${number(found.count)}…`),
+        count === null ? null : h("a", { class: "button", href: context.link("many", { ...chosen, all: isAll ? "1" : "", count: "1" }) }, `Change all ${number(found.count)}`),
         found.after !== null ? h("a", { class: "button", href: context.link("schedules", { ...given, after: found.after }) }, "Next page") : null)),
   );
 }
@@ -84,7 +87,7 @@ async function showOne(page, context) {
     page,
     h("p", {}, h("a", { href: context.link("schedules") }, "← Schedules")),
     h("div", { class: "head" }, h("div", {}, h("h1", { class: "break" }, one.key), h("div", { class: "row" }, state(one), source("exact", "exact, from the index of the gates"))),
-      h("div", { class: "row" }, actions(context, one, context.again), one.state === "under-way" ? null : edit(context, one, context.again))),
+      h("div", { class: "row" }, one.state === "under-way" ? null : edit(context, one, context.again), actions(context, one, context.again))),
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "Schedule"), facts([
         ["due", `${time(one.due)} (${relative(one.due)})`],

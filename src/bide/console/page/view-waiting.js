@@ -2,8 +2,8 @@
 
 import { h, replace } from "./dom.js";
 import { bars, dial, short } from "./dial.js";
-import { duration, number, quantity, relative, targetName, time, zone } from "./format.js";
-import { skyline } from "./skyline.js";
+import { clock, day, duration, number, quantity, relative, targetName, time, zone } from "./format.js";
+import { colour, skyline } from "./skyline.js";
 import { badge, empty, head, notice, repeated, source, stat, table } from "./ui.js";
 
 const TAPPED = "Due times of messages without a key";
@@ -12,11 +12,12 @@ const iso = (milliseconds) => new Date(milliseconds).toISOString();
 
 export async function show(page, context) {
   const { parameters } = context;
+  context.colours = new Map();
   const sky = h("section", { class: "card", "aria-busy": "true" }, h("p", { class: "quiet" }, "Asking the gates…"));
   const levels = h("section", { class: "card", "aria-busy": "true" }, h("p", { class: "quiet" }, "Counting the queues…"));
   replace(
     page,
-    head("What waits", `Messages that are not due yet. Times are local (${zone()}).`, h("button", { type: "button", onclick: context.again }, "Refresh")),
+    head("Waiting", `Messages that are not due yet. Times are local (${zone()}).`, h("button", { type: "button", onclick: context.again }, "Refresh")),
     sky,
     levels,
   );
@@ -32,7 +33,9 @@ export async function show(page, context) {
     const card = h("section", { class: "card", "aria-busy": "true" }, h("p", { class: "quiet" }, "Reading the tap…"));
     levels.before(card);
     const ask = (older) => context.get("tapped", { ...times, to: filter.to, exchange: filter.exchange, older });
-    shown.push(ask().then((found) => tapped(card, found, ask, context, filter), (error) => broken(card, TAPPED, error)));
+    // The schedules are drawn first, so that their targets get the first colours.
+    const drawn = shown[0].catch(() => null);
+    shown.push(ask().then(async (found) => (await drawn, tapped(card, found, ask, context, filter)), (error) => broken(card, TAPPED, error)));
   }
   await Promise.all(shown);
 }
@@ -86,6 +89,7 @@ const upToTheLast = (found, zoom) => found.total && found.last !== null && found
 // Totals, the skyline, its legend, and the numbers as a table.
 function picture(found, actions, context, filter) {
   const { parameters } = context;
+  colour(found.targets, context.colours);
   const outside = [
     found.before ? `${number(found.before)} before` : null,
     found.after ? `${number(found.after)} after` : null,
@@ -98,9 +102,9 @@ function picture(found, actions, context, filter) {
       stat(duration(found.width), "per bar")),
     skyline(found, actions),
     outside.length ? h("p", { class: "quiet small" }, `Outside this picture: ${outside.join(", ")}.`) : null,
-    h("div", { class: "legend", role: "group", "aria-label": "Targets" }, found.targets.map((one, index) => {
+    h("div", { class: "legend", role: "group", "aria-label": "Targets" }, found.targets.map((one) => {
       const name = targetName(one.target);
-      const label = [h("span", { class: `swatch b${one.target === null ? 0 : index + 1}` }), name, h("span", { class: "quiet" }, number(one.total))];
+      const label = [h("span", { class: `swatch b${one.colour}` }), name, h("span", { class: "quiet" }, number(one.total))];
       if (one.target === null) return h("span", { class: "row small" }, label);
       const chosen = one.target.startsWith("q:") ? { to: one.target.slice(2) } : { exchange: one.target.slice(2) };
       return h("button", { type: "button", title: `Only ${name}`, onclick: () => context.go("waiting", { ...chosen, prefix: filter.prefix, start: parameters.start, end: parameters.end, tap: parameters.tap }) }, label);
@@ -116,7 +120,7 @@ function numbers(found, noun) {
     if (shown.length) rows.push([found.start + place * found.width, shown, place]);
   }
   return table([
-    ["From", (row) => time(row[0]), "nowrap"],
+    ["From", (row) => `${day(row[0])} ${clock(row[0], found.width < 60000)}`, "nowrap"],
     [`${noun[0].toUpperCase()}${noun.slice(1)}s`, (row) => number(row[1].reduce((sum, one) => sum + one.counts[row[2]], 0)), "number"],
     ["Targets", (row) => row[1].map((one) => `${targetName(one.target)}: ${number(one.counts[row[2]])}`).join(", ")],
   ], rows, { stacks: false });
@@ -161,8 +165,8 @@ function unkeyed(card, found, context) {
   const kind = found.source === "management" ? "counted by the broker, up to 5 s ago (management API)"
     : found.source === "amqp" ? "counted by the broker just now (over AMQP)" : "not known";
   const title = h("div", { class: "split" },
-    h("div", {}, h("h2", {}, `Delayed messages without a key`), source(found.source ? "counted" : "missing", kind)),
-    h("div", { class: "row" }, badge(found.layout),
+    h("div", {}, h("h2", {}, "Delayed messages without a key"), source(found.source ? "counted" : "missing", kind)),
+    h("div", { class: "row" }, badge(`${found.layout} layout`),
       context.parameters.tap ? null : h("a", { class: "button", href: context.link("waiting", { ...context.parameters, tap: 1 }) }, "Due times from the tap")));
   if (!found.source) {
     replace(card, title, empty("The queues cannot be counted", found.why));
@@ -187,6 +191,6 @@ function unkeyed(card, found, context) {
           ["Queues in use", (one) => number(one.counts.filter(Boolean).length), "number"],
           ["Messages", (one) => short(one.total), "number"],
         ], rows, { stacks: false }),
-        h("p", { class: "quiet small" }, "The broker counts messages by queue. It does not know when each message is due. A tap records that."))),
+        h("p", { class: "quiet small below" }, "The broker counts messages by queue. It does not know when each message is due. A tap records that."))),
   );
 }
