@@ -25,7 +25,7 @@ done; \
 if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 endef
 
-.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser firefox pngquant rabbitmq iproute2 databases languages go pythons clean
+.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser firefox pngquant inter rabbitmq iproute2 databases languages go pythons clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -103,7 +103,7 @@ doc-pictures: setup java ## draw the pictures of the pipeline pages from a run o
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 	@$(PYTHON_BIN) -m benchmarks.doc_pictures $(PICTURES)
 
-console-pictures: setup browser pngquant ## take the pictures of docs/console.md (a quarter of an hour)
+console-pictures: setup browser pngquant inter ## take the pictures of docs/console.md (twenty minutes)
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 	@$(PYTHON_BIN) -m benchmarks.console_pictures $(PICTURES)
 
@@ -147,6 +147,9 @@ rabbitmq: # the tests use a private broker and ignore BIDE_URL
 
 pngquant: # for the pictures of the console
 	@scripts/install-pngquant.sh
+
+inter: # the font of these pictures
+	@scripts/install-inter.sh
 
 iproute2: # for the tests that partition a cluster
 	@scripts/install-iproute2.sh

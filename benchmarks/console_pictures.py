@@ -1,7 +1,7 @@
 """The pictures of docs/console.md: each view, light and dark, wide and on a phone.
 
 ``make console-pictures`` starts a broker of its own and a gate, fills them as a shop would, lets messages come for some
-minutes, and takes a picture of each view in Chromium. The pictures get a palette with ``pngquant``.
+minutes, and takes a picture of each view in Chromium, with the font Inter. ``pngquant`` gives the pictures a palette.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -24,6 +25,8 @@ from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.cli.advice import with_options
+from bide.console.parameters import Parameters
+from bide.console.schedules import change
 from bide.console.server import serve
 from bide.console.settings import Access
 from bide.console.vhost import ConsoleVhost
@@ -46,13 +49,17 @@ VIEWS: Final = {
 }
 """The address of each view, by the name in its pictures."""
 
-SIZES: Final = {"wide": (1200, 1240), "phone": (390, 1280)}
-"""Width, and the height at which a long page is cut."""
+SIZES: Final = {"wide": (1200, 1240), "phone": (390, 1720)}
+"""Width, and the maximum height, of a picture of a long page."""
 
 LEAST: Final = 480
 """The height of a short page, which has the list of views beside it."""
 
-MARGIN: Final = 32
+ENDS: Final = """
+[['.view', 32], ['.card', 16], ['.card.flat tbody tr', 0]].flatMap(([chosen, margin]) =>
+  [...document.querySelectorAll(chosen)].map((one) => Math.ceil(one.getBoundingClientRect().bottom) + margin))
+"""
+"""Where a picture can end, so that it does not cut through a card or a row."""
 
 QUEUES: Final = ("reminders", "mail", "orders", "billing", "checkout", "error")
 SCHEDULES: Final = 1_500
@@ -66,7 +73,7 @@ PATIENCE: Final = 120
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.console_pictures", description=__doc__)
-    parser.add_argument("--minutes", type=float, default=10, help="time for which messages come")
+    parser.add_argument("--minutes", type=float, default=15, help="time for which messages come")
     parser.add_argument("--into", type=Path, default=PICTURES, help="the folder of the pictures")
     arguments = parser.parse_args()
     # Messages fail as they should.
@@ -91,14 +98,15 @@ async def run(broker: LocalBroker, folder: Path, into: Path, seconds: float) -> 
         traffic = asyncio.create_task(send(client))
         try:
             await asyncio.gather(schedule(client), asyncio.sleep(seconds))
-            await operate(client, broker.management_url)
-            console_vhost = ConsoleVhost(
+            vhost = ConsoleVhost(
                 url=BrokerUrl.parse(url),
                 infrastructure=infrastructure,
                 management_url=broker.management_url,
                 stream_port=broker.stream_port,
             )
-            await show(console_vhost, folder, into)
+            async with replace(vhost) as connected:
+                await operate(client, connected)
+            await show(vhost, folder, into)
         finally:
             for task in (traffic, handling):
                 task.cancel()
@@ -169,7 +177,7 @@ async def handle(client: bide.Client, management_url: str) -> None:
     )
 
     @app.handler(type="OrderPlaced")
-    async def charge(message: bide.Message) -> None:
+    async def charge_card(message: bide.Message) -> None:
         amount = message.json()["amount"]
         if amount > 100:
             raise ConnectionError("the payment service does not answer: 503 from payments.internal")
@@ -177,21 +185,26 @@ async def handle(client: bide.Client, management_url: str) -> None:
             raise ValueError(f"the amount {amount} is below the minimum of 20")
 
     @app.handler
-    async def refund(message: bide.Message) -> None:
+    async def refund_order(message: bide.Message) -> None:
         raise LookupError(f"order {message.json()['order']} has no payment")
 
     await app.run(client)
 
 
-async def operate(client: bide.Client, management_url: str) -> None:
+async def operate(client: bide.Client, vhost: ConsoleVhost) -> None:
     """A few changes of an operator, for the log."""
-    errors = ErrorQueue(client, "error", management_url=management_url, operator=OPERATOR)
+    errors = ErrorQueue(client, "error", management_url=vhost.management_url, operator=OPERATOR)
     failed = [one async for one in errors.messages(Selection(exception="LookupError"))]
     for one in failed[:1]:
         await errors.edit(one.id, body=b'{"order": 4001, "payment": 17}')
     await errors.retry(Selection(ids=frozenset(one.id for one in failed[1:3])))
     await errors.archive(Selection(exception="ValueError"), keep="30d")
-    await client.cancel("invoice:00007")
+    for values in (
+        {"action": "move", "key": "invoice:00011", "delay": "2d"},
+        {"action": "pause", "key": "invoice:00023"},
+        {"action": "cancel", "key": "invoice:00007"},
+    ):
+        await change(vhost, Parameters(values=values, operator=OPERATOR))
 
 
 async def show(vhost: ConsoleVhost, folder: Path, into: Path) -> None:
@@ -258,9 +271,10 @@ def wait(page: Browser) -> None:
 
 
 def screenshot(page: Browser, width: int, height: int) -> bytes:
-    """The page from its top to its last element, cut at a height, as PNG."""
-    end = page.evaluate("Math.ceil(document.querySelector('.view').getBoundingClientRect().bottom)") + MARGIN
-    clip = {"x": 0, "y": 0, "width": width, "height": min(max(end, LEAST), height), "scale": 1}
+    """The page from its top to its last element that ends above a height, as PNG."""
+    ends = page.evaluate(ENDS)
+    end = max(one for one in ends if one <= height)
+    clip = {"x": 0, "y": 0, "width": width, "height": max(end, LEAST), "scale": 1}
     found = page.call("Page.captureScreenshot", captureBeyondViewport=True, format="png", clip=clip)
     return b64decode(found["data"])
 
