@@ -61,6 +61,12 @@ ENDS: Final = """
 """
 """Where a picture can end, so that it does not cut through a card or a row."""
 
+UNANSWERED: Final = """
+[...document.querySelectorAll('.source.missing, .badge')]
+  .some((one) => ['no gate answers', 'not searched'].includes(one.innerText))
+"""
+"""Whether no gate answered."""
+
 QUEUES: Final = ("reminders", "mail", "orders", "billing", "checkout", "error")
 SCHEDULES: Final = 1_500
 PAUSE: Final = 0.2
@@ -255,7 +261,7 @@ def load(page: Browser, url: str, width: int, height: int, colours: str) -> None
         page.visit("about:blank")
         page.visit(url, width=width, height=height, dark=colours == "dark")
         wait(page)
-        if not page.evaluate("document.querySelector('.source.missing')?.innerText === 'no gate answers'"):
+        if not page.evaluate(UNANSWERED):
             return
         if time.monotonic() > deadline:
             raise SystemExit(f"no gate leads: {url}")
