@@ -14,10 +14,10 @@ from tests.acceptance.test_cli import COMMAND_LINE
 from tests.check_histories import DELIVERED, SECOND, SENT, write_history
 
 
-def bide_check(*arguments: str | Path, state: Path) -> subprocess.CompletedProcess[bytes]:
+def bide_check(*arguments: str | Path, state: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
     """Run ``bide check``, with its working folders in *state*."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
-    environment = {**kept, "PYTHONWARNINGS": "error", "XDG_STATE_HOME": str(state)}
+    environment = {**kept, "PYTHONWARNINGS": "error", "XDG_STATE_HOME": str(state), **variables}
     return COMMAND_LINE.run(["check", *map(str, arguments)], stdin=b"", environment=environment)
 
 
@@ -68,6 +68,14 @@ def test_what_cannot_run_is_refused_in_one_line(arguments: list[str], code: int,
     assert done.returncode == code
     assert not (tmp_path / "history").exists()
     assert not list((tmp_path / "bide" / "check").glob("*"))
+
+
+def test_the_workload_spark_needs_java(tmp_path: Path) -> None:
+    done = bide_check("run", tmp_path / "history", "--workload", "spark", state=tmp_path, JAVA_HOME=str(tmp_path))
+    assert done.returncode == 2
+    [line] = done.stderr.decode().splitlines()
+    assert "the workload spark: Spark needs Java 17 or later, but found none: install it, or set JAVA_HOME" in line
+    assert not (tmp_path / "history").exists()
 
 
 def test_a_history_is_not_overwritten(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import bide.check.run
 from bide.check.judgement import Verdict, judge
-from bide.check.plan import WORKLOADS, CheckPlan
+from bide.check.plan import ALL_WORKLOADS, CheckPlan
 from bide.check.recorder import Draft, Recorder
 from bide.check.run import run_check
 from bide.check.site import VHOST, OneNode
@@ -37,7 +37,7 @@ async def check(broker: LocalBroker, folder: Path, plan: CheckPlan) -> Verdict:
 
 async def test_each_workload_is_delivered_as_promised(broker: LocalBroker, tmp_path: Path) -> None:
     # The workload that is left out waits 20 s for its full queue; a long test has it.
-    workloads = tuple(name for name in WORKLOADS if name != "isolated")
+    workloads = tuple(name for name in ALL_WORKLOADS if name != "isolated")
     plan = CheckPlan(seed=1, workloads=workloads, duration=2 * SHORT, rate=60, longest=SHORT)
     verdict = await check(broker, tmp_path, plan)
     assert [one for one in verdict.findings if one.violations] == []  # with examples

@@ -19,6 +19,7 @@ from bide.check.workloads.isolated import IsolatedWorkload
 from bide.check.workloads.queues import BulkWorkload, QueuesWorkload
 from bide.check.workloads.relay import RelayWorkload
 from bide.check.workloads.retries import RetriesWorkload
+from bide.check.workloads.spark import SparkWorkload
 from bide.check.workloads.topic import TopicWorkload
 from bide.errors import InvalidInputError
 
@@ -32,8 +33,12 @@ WORKLOADS: Final[Mapping[str, type[CheckWorkload]]] = {
         GateWorkload,
         RelayWorkload,
         BulkWorkload,
+        SparkWorkload,
     )
 }
+
+ALL_WORKLOADS: Final = tuple(name for name in WORKLOADS if name != SparkWorkload.name)
+"""The workloads of ``all``. Spark has to be asked for, because it needs Java, and as much of the machine as a node."""
 
 FAULTS: Final[Mapping[str, Fault]] = {
     one.name: one
@@ -114,6 +119,16 @@ class CheckPlan:
         ):
             if value < least:
                 raise InvalidInputError(f"{name}={value:g}{unit} is too small: give {least:g}{unit} or more")
+
+    def check_requirements(self) -> None:
+        """Check that this machine has what the workloads need.
+
+        Raises:
+            InvalidInputError: a package or a program is missing.
+        """
+        for name in self.workloads:
+            if (missing := WORKLOADS[name].missing()) is not None:
+                raise InvalidInputError(f"the workload {name}: {missing}")
 
     def needs(self, what: str) -> bool:
         """Whether one of the faults has this need."""

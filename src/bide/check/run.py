@@ -6,7 +6,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AsyncExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
 from datetime import timedelta
 from pathlib import Path
@@ -133,9 +133,10 @@ class _CheckRun:
     async def execute(self) -> None:
         """Run the plan."""
         await self._install()
-        async with connect(self._url, infrastructure=self._clock) as client:
+        async with connect(self._url, infrastructure=self._clock) as client, AsyncExitStack() as closing:
             workloads = [self._make(name, client) for name in self._plan.workloads]
             for one in workloads:
+                closing.push_async_callback(one.close)
                 await client.declare(one.topology())
                 for queue in one.queues:
                     await client.bind(queue)

@@ -102,7 +102,7 @@ def run(
     such clusters only. The run uses the virtual host bide-check, and deletes it at the end. The next run cleans up
     after a run that was killed.
 
-    Workloads: queues, topic, isolated, retries, gate, relay, bulk; 'all' for all of them.
+    Workloads: queues, topic, isolated, retries, gate, relay, bulk; 'all' for all of these; spark (needs Java).
 
     Faults: kill, pause, replace (nodes), kill-process (gates and relays), partition, one-way (root, Linux), leaders,
     policy, memory, disk (alarms), clock-step, clock-drift (libfaketime).
@@ -110,7 +110,7 @@ def run(
     Exit code 1 means that a promise was broken.
     """
     from bide.check.history import next_run
-    from bide.check.plan import WORKLOADS, CheckPlan
+    from bide.check.plan import ALL_WORKLOADS, CheckPlan
     from bide.check.run import run_check
     from bide.check.site import working_folder
     from bide.runtime.wording import quantity
@@ -123,7 +123,7 @@ def run(
         raise click.UsageError("--partition-handling is for clusters, and --nodes is 1: give --nodes 2 or more")
     plan = CheckPlan(
         seed=secrets.randbits(32) if seed is None else seed,
-        workloads=tuple(WORKLOADS) if "all" in workloads else workloads or ("queues",),
+        workloads=_workloads(workloads, ALL_WORKLOADS),
         faults=faults,
         duration=duration_of("--duration", duration),
         rate=rate,
@@ -134,6 +134,7 @@ def run(
     )
     bound = duration_of("--max-lateness", max_lateness)
     next_run(folder, again=again)
+    plan.check_requirements()
     with working_folder() as work_folder:
         chosen = _cluster(plan, work_folder, cluster, nodes, partition_handling, home, root)
         with chosen as one:
@@ -158,6 +159,11 @@ def judge(*, folder: Path, engine: str, master: str | None, max_lateness: str, a
     DuckDB runs the queries in this process, for up to ten million messages. Spark runs them for more.
     """
     return _judge(folder, engine, duration_of("--max-lateness", max_lateness), master, as_json=as_json)
+
+
+def _workloads(given: tuple[str, ...], every: tuple[str, ...]) -> tuple[str, ...]:
+    names = [name for one in given or ("queues",) for name in (every if one == "all" else (one,))]
+    return tuple(dict.fromkeys(names))
 
 
 @contextmanager

@@ -123,6 +123,14 @@ class CheckWorkload(ABC):
     async def finish(self) -> None:  # noqa: B027 (optional)
         """Let blocked messages arrive, after the last message was sent."""
 
+    async def close(self) -> None:  # noqa: B027 (optional)
+        """End what the workload started, also after an error."""
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """What this machine lacks for the workload, and how to install it, in one sentence; None if nothing."""
+        return None
+
     async def pace(self) -> AsyncIterator[int]:
         """Yield message numbers at the rate of the stage, without catching up after a pause."""
         loop = asyncio.get_running_loop()
