@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bide.local_broker import LocalBroker
 from tests.acceptance.test_cli import COMMAND_LINE
 from tests.check_histories import DELIVERED, SECOND, SENT, write_history
+from tests.timeouts import TIMEOUT
 
 
 def bide_check(*arguments: str | Path, state: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
@@ -58,6 +60,11 @@ def test_a_broken_promise_exits_with_1_and_names_the_message(tmp_path: Path) -> 
         (["--nodes", "1", "--partition-handling", "autoheal"], 2, "is for clusters, and --nodes is 1: give --nodes 2"),
         (["--cluster", "nowhere"], 1, "no cluster of bide is running in "),
         (["--cluster", "nowhere", "--fault", "clock-step"], 2, "clock faults need a cluster that is started for"),
+        (["--url", "amqp://localhost/new", "--fault", "kill"], 2, "the fault kill is for clusters that bide started"),
+        (["--url", "amqp://localhost/new", "--cluster", "nowhere"], 2, "--cluster and --url name two clusters"),
+        (["--url", "amqp://localhost/new", "--home", "/"], 2, "are for new clusters: omit them, or omit --url"),
+        (["--url", "localhost"], 2, "does not start with amqp:// or amqps://"),
+        (["--management-url", "http://localhost"], 2, "--management-url belongs to --url"),
         (["--nodes", "1", "--fault", "partition"], 2, "partitions need several nodes"),
     ],
 )
@@ -76,6 +83,39 @@ def test_the_workload_spark_needs_java(tmp_path: Path) -> None:
     [line] = done.stderr.decode().splitlines()
     assert "the workload spark: Spark needs Java 17 or later, but found none: install it, or set JAVA_HOME" in line
     assert not (tmp_path / "history").exists()
+
+
+def test_a_run_on_another_cluster_creates_and_deletes_the_virtual_host_of_its_url(
+    broker: LocalBroker, tmp_path: Path
+) -> None:
+    before = broker.management.call("GET", "vhosts")
+    arguments: list[str | Path] = ["run", tmp_path / "history", "--url", broker.vhost_url("check-by-url")]
+    arguments += ["--management-url", broker.management_url, "--workload", "queues", "--workload", "gate"]
+    arguments += ["--duration", "2s", "--longest", "1s", "--rate", "30", "--max-lateness", f"{TIMEOUT}s", "--json"]
+    done = bide_check(*arguments, state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    verdict = json.loads(done.stdout)
+    assert {one["workload"] for one in verdict["workloads"] if one["delivered"]} == {"queues", "gate"}
+    assert verdict["releases"] == [broker.release]
+    assert b"RabbitMQ " in done.stderr
+    assert b"1 node\n" in done.stderr
+    assert [one["name"] for one in broker.management.call("GET", "vhosts")] == [one["name"] for one in before]
+    assert not list((tmp_path / "bide" / "check").glob("*"))
+
+
+def test_a_run_on_another_cluster_refuses_a_virtual_host_that_exists(broker: LocalBroker, tmp_path: Path) -> None:
+    url = broker.add_vhost("check-of-others")
+    try:
+        done = bide_check(
+            *("run", tmp_path / "history", "--url", url, "--management-url", broker.management_url), state=tmp_path
+        )
+        assert done.returncode == 2
+        [line] = done.stderr.decode().splitlines()
+        assert "the virtual host 'check-of-others' exists: give the URL with the name of a new one" in line
+        assert not (tmp_path / "history").exists()
+    finally:
+        # The API answers 404 if the run has deleted it.
+        broker.delete_vhost("check-of-others")
 
 
 def test_a_history_is_not_overwritten(tmp_path: Path) -> None:

@@ -130,6 +130,17 @@ class CheckPlan:
             if (missing := WORKLOADS[name].missing()) is not None:
                 raise InvalidInputError(f"the workload {name}: {missing}")
 
+    def check_no_faults(self) -> None:
+        """Check that the plan leaves the cluster as it is.
+
+        Raises:
+            InvalidInputError: the plan has faults.
+        """
+        if self.faults:
+            raise InvalidInputError(
+                f"the fault {self.faults[0]} is for clusters that bide started: omit --fault, or omit --url"
+            )
+
     def needs(self, what: str) -> bool:
         """Whether one of the faults has this need."""
         return any(FAULTS[name].need == what for name in self.faults)

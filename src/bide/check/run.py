@@ -17,6 +17,7 @@ from bide.admin.schedule_log import ensure_schedule_log
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.check.faults.fault import Cluster, FaultSite
+from bide.check.foreign import ForeignCluster
 from bide.check.history import UNDELIVERABLE, HistoryWriter, RunRecord, next_run
 from bide.check.injector import Injector
 from bide.check.plan import FAULTS, WORKLOADS, CheckPlan
@@ -39,7 +40,7 @@ _STRAY_SECONDS: Final = 3.0
 
 async def run_check(
     plan: CheckPlan,
-    cluster: Cluster,
+    cluster: Cluster | ForeignCluster,
     folder: Path,
     working: Path,
     *,
@@ -56,13 +57,18 @@ async def run_check(
 
     Raises:
         InvalidInputError: *folder* has other files or unexpected runs, or the plan needs network namespaces that the
-            cluster does not have.
+            cluster does not have, or has faults although bide did not start the cluster.
         BideError: the cluster failed in a way that was not planned.
     """
-    if plan.needs("namespaces") and not cluster.has_namespaces:
+    if isinstance(cluster, ForeignCluster):
+        plan.check_no_faults()
+    elif plan.needs("namespaces") and not cluster.has_namespaces:
         raise InvalidInputError("partitions need a cluster in network namespaces: start it with --namespaces")
     name = next_run(folder, again=again)
-    url = cluster.nodes[0].add_vhost(VHOST) and cluster.vhost_url(VHOST)
+    if isinstance(cluster, ForeignCluster):
+        url = cluster.url
+    else:
+        url = cluster.nodes[0].add_vhost(VHOST) and cluster.vhost_url(VHOST)
     record = RunRecord(
         run=name,
         seed=plan.seed,
@@ -113,7 +119,7 @@ class _CheckRun:
     def __init__(
         self,
         plan: CheckPlan,
-        cluster: Cluster,
+        cluster: Cluster | ForeignCluster,
         url: str,
         recorder: Recorder,
         writer: HistoryWriter,
@@ -185,20 +191,23 @@ class _CheckRun:
 
     async def _send(self, workloads: Sequence[CheckWorkload]) -> None:
         """Send messages and inject faults for the duration of the plan."""
+        async with asyncio.TaskGroup() as tasks:
+            for one in workloads:
+                tasks.create_task(one.send())
+            if not isinstance(self._cluster, ForeignCluster):
+                tasks.create_task(self._injector(self._cluster, workloads).inject_all(self._ending))
+            await asyncio.sleep(self._plan.duration.total_seconds())  # the workloads send meanwhile
+            self._ending.set()
+        self._on_event(f"sent to {self._recorder.sent:,} queues; {self._recorder.missing:,} messages have to arrive")
+
+    def _injector(self, cluster: Cluster, workloads: Sequence[CheckWorkload]) -> Injector:
         site = FaultSite(
-            cluster=self._cluster,
+            cluster=cluster,
             vhost=VHOST,
             rng=random.Random(f"{self._plan.seed} faults"),  # noqa: S311 (repeatable, not secret)
             processes=[process for one in workloads for process in one.processes],
         )
-        injector = Injector(self._plan, site, self._recorder.run, self._recorder.clock, self._writer, self._on_event)
-        async with asyncio.TaskGroup() as tasks:
-            for one in workloads:
-                tasks.create_task(one.send())
-            tasks.create_task(injector.inject_all(self._ending))
-            await asyncio.sleep(self._plan.duration.total_seconds())  # the workloads send meanwhile
-            self._ending.set()
-        self._on_event(f"sent to {self._recorder.sent:,} queues; {self._recorder.missing:,} messages have to arrive")
+        return Injector(self._plan, site, self._recorder.run, self._recorder.clock, self._writer, self._on_event)
 
     async def _drain(self) -> None:
         """Wait for messages that have to arrive, and then for unwanted copies."""

@@ -17,6 +17,7 @@ from bide.local_broker.cluster import MAX_NODES
 
 if TYPE_CHECKING:
     from bide.check.faults.fault import Cluster
+    from bide.check.foreign import ForeignCluster
     from bide.check.judgement import JudgedPromise, Verdict
     from bide.check.plan import CheckPlan
 
@@ -66,6 +67,8 @@ def check() -> None:
 @click.option("--continue", "again", is_flag=True, help="Add a run to those in the folder.")
 @click.option("--cluster", type=click.Path(path_type=Path, file_okay=False), metavar="DIR",
               help="Folder of a cluster of 'bide broker start'.")  # fmt: skip
+@click.option("--url", metavar="URL", help="URL of another cluster, with a new virtual host.")
+@click.option("--management-url", metavar="URL", help="Management API of --url. [default: that of its host]")
 @click.option("--nodes", type=click.IntRange(1, MAX_NODES), default=3, show_default=True,
               help="Number of nodes of a new cluster.")  # fmt: skip
 @click.option("--partition-handling", type=click.Choice(_HANDLING), help="How RabbitMQ up to 4.2 handles partitions.")
@@ -89,6 +92,8 @@ def run(
     seed: int | None,
     again: bool,
     cluster: Path | None,
+    url: str | None,
+    management_url: str | None,
     nodes: int,
     partition_handling: str | None,
     home: Path | None,
@@ -100,7 +105,8 @@ def run(
 
     The run starts a cluster of its own, or uses one of 'bide broker start --nodes 3' (--cluster). Faults happen on
     such clusters only. The run uses the virtual host bide-check, and deletes it at the end. The next run cleans up
-    after a run that was killed.
+    after a run that was killed. Without faults, it can use any other cluster (--url): it creates the virtual host of
+    the URL, and deletes it at the end.
 
     Workloads: queues, topic, isolated, retries, gate, relay, bulk; 'all' for all of these; spark (needs Java).
 
@@ -109,15 +115,21 @@ def run(
 
     Exit code 1 means that a promise was broken.
     """
+    from bide.check.foreign import foreign_cluster
     from bide.check.history import next_run
     from bide.check.plan import ALL_WORKLOADS, CheckPlan
     from bide.check.run import run_check
     from bide.check.site import working_folder
     from bide.runtime.wording import quantity
 
-    if cluster is not None and (home or root or partition_handling):
+    if url is not None and cluster is not None:
+        raise click.UsageError("--cluster and --url name two clusters: omit one of them")
+    if management_url is not None and url is None:
+        raise click.UsageError("--management-url belongs to --url: give --url too, or omit it")
+    if (cluster or url) is not None and (home or root or partition_handling):
         raise click.UsageError(
-            "--home, --root and --partition-handling are for new clusters: omit them, or omit --cluster"
+            "--home, --root and --partition-handling are for new clusters: omit them, or omit "
+            f"{'--url' if cluster is None else '--cluster'}"
         )
     if partition_handling and nodes == 1:
         raise click.UsageError("--partition-handling is for clusters, and --nodes is 1: give --nodes 2 or more")
@@ -135,13 +147,22 @@ def run(
     bound = duration_of("--max-lateness", max_lateness)
     next_run(folder, again=again)
     plan.check_requirements()
+
+    async def execute(one: Cluster | ForeignCluster) -> None:
+        echo(f"seed {plan.seed}, RabbitMQ {one.release}, {quantity(len(one.nodes), 'node')}", err=True)
+        await run_check(plan, one, folder, work_folder, again=again, on_event=lambda text: echo(text, err=True))
+
+    async def execute_on(address: str) -> None:
+        plan.check_no_faults()
+        async with foreign_cluster(address, management_url) as one:
+            await execute(one)
+
     with working_folder() as work_folder:
-        chosen = _cluster(plan, work_folder, cluster, nodes, partition_handling, home, root)
-        with chosen as one:
-            echo(f"seed {plan.seed}, RabbitMQ {one.release}, {quantity(len(one.nodes), 'node')}", err=True)
-            run_async(
-                run_check(plan, one, folder, work_folder, again=again, on_event=lambda text: echo(text, err=True))
-            )
+        if url is not None:
+            run_async(execute_on(url))
+        else:
+            with _cluster(plan, work_folder, cluster, nodes, partition_handling, home, root) as one:
+                run_async(execute(one))
     return _judge(folder, "duckdb", bound, None, as_json=as_json)
 
 

@@ -43,7 +43,7 @@ class Stage:
 
     Attributes:
         url: the AMQP URL with all nodes.
-        management_url: the URL of the management API of one node.
+        management_url: the URL of the management API of one node; None for the default one of *url*.
         rate: messages per second of this workload.
         longest: the longest delay of a message.
         ending: set when the workload has to stop sending.
@@ -51,7 +51,7 @@ class Stage:
     """
 
     url: str
-    management_url: str
+    management_url: str | None
     client: Client
     infrastructure: DelayInfrastructure
     recorder: Recorder
