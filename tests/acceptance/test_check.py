@@ -65,6 +65,8 @@ def test_a_broken_promise_exits_with_1_and_names_the_message(tmp_path: Path) -> 
         (["--url", "amqp://localhost/new", "--home", "/"], 2, "are for new clusters: omit them, or omit --url"),
         (["--url", "localhost"], 2, "does not start with amqp:// or amqps://"),
         (["--management-url", "http://localhost"], 2, "--management-url belongs to --url"),
+        (["--cluster", "nowhere", "--fault", "disk-full"], 2, "disk-full needs a cluster that is started for the run"),
+        (["--nodes", "1", "--fault", "disk-full"], 2, "a full disk needs several nodes: give --nodes 3"),
         (["--nodes", "1", "--fault", "partition"], 2, "partitions need several nodes"),
     ],
 )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,10 +18,13 @@ import pytest
 import bide.check.plan
 import bide.check.run
 from bide.check.faults.clock import step_of
+from bide.check.faults.disk import DISK_SIZE, FULL
+from bide.check.faults.fault import FaultSite
 from bide.check.judgement import Verdict, judge
 from bide.check.plan import FAULTS, CheckPlan
 from bide.check.run import run_check
-from bide.check.site import clean_up, own_cluster, working_folder
+from bide.check.site import clean_up, make_whole, own_cluster, working_folder
+from bide.local_broker import LocalCluster
 from bide.local_broker.processes import marked
 from tests.check_cases import found
 from tests.check_histories import SECOND
@@ -61,6 +66,7 @@ def check(
             nodes=3,
             namespaces=plan.needs("namespaces"),
             clocks=plan.needs("faketime"),
+            disks=plan.needs("disks"),
             partition_handling=None,
             home=rabbitmq.home,
             chroot=rabbitmq.chroot,
@@ -77,6 +83,7 @@ def check(
         (["leaders", "policy", "memory", "disk"], ["queues", "topic", "retries"]),
         (["partition", "one-way"], ["queues", "bulk"]),
         (["replace"], ["queues"]),
+        (["disk-full"], ["queues", "retries"]),
     ],
     ids=lambda one: "-".join(one),
 )
@@ -103,11 +110,35 @@ def test_a_wrong_clock_of_a_node_makes_messages_early_by_its_step_at_most(
     assert verdict.earliest_by_clock <= 20 * SECOND
 
 
+def test_a_full_disk_has_no_space_until_its_repair(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    with LocalCluster.start(
+        tmp_path / "cluster",
+        nodes=2,
+        disk_size=DISK_SIZE,
+        ephemeral=True,
+        home=rabbitmq.home,
+        chroot=rabbitmq.chroot,
+    ) as cluster:
+        node = cluster.nodes[1]
+        pid, data = node.pid, node.folder / "data"
+        with FULL.inject(FaultSite(cluster=cluster, vhost="/", rng=random.Random(1)), node) as what:
+            assert what == node.name
+            with pytest.raises(OSError, match="No space left on device"):
+                (data / "more").write_bytes(b"more")
+            (data / "more").unlink(missing_ok=True)
+        assert [one.name for one in data.iterdir() if one.name in {"filler", "more"}] == []
+        assert shutil.disk_usage(data).free > DISK_SIZE // 2
+        assert node.running
+        assert node.pid != pid
+        make_whole(cluster)
+    assert str(tmp_path) not in Path("/proc/mounts").read_text()
+
+
 def test_what_a_killed_run_leaves_behind_is_cleaned_up(rabbitmq: Rabbitmq, tmp_path: Path, state: Path) -> None:
     options = [*(["--home", str(rabbitmq.home)] if rabbitmq.home else [])]
     options += ["--root", str(rabbitmq.chroot)] if rabbitmq.chroot else []
     with subprocess.Popen(
-        [sys.executable, "-m", "bide", "check", "run", str(tmp_path / "history"), "--fault", "pause", *options],
+        [sys.executable, "-m", "bide", "check", "run", str(tmp_path / "history"), "--fault", "disk-full", *options],
         env={name: value for name, value in os.environ.items() if not name.startswith("BIDE_")},
         stderr=subprocess.PIPE,
     ) as process:
@@ -119,3 +150,4 @@ def test_what_a_killed_run_leaves_behind_is_cleaned_up(rabbitmq: Rabbitmq, tmp_p
     wait_until(lambda: not any(marked(node) for node in nodes), what="the nodes end with the run")
     assert clean_up() == [folder]
     assert not list(state.iterdir())
+    assert str(folder) not in Path("/proc/mounts").read_text()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -9,12 +10,15 @@ from typing import Any, ClassVar
 import pytest
 
 import bide.check.run
+from bide.check.faults.disk import FULL
+from bide.check.faults.fault import FaultSite
 from bide.check.judgement import Verdict, judge
 from bide.check.plan import ALL_WORKLOADS, CheckPlan
 from bide.check.recorder import Draft, Recorder
 from bide.check.run import run_check
 from bide.check.site import VHOST, OneNode
 from bide.check.workloads.queues import QueuesWorkload
+from bide.errors import InvalidInputError
 from bide.local_broker import LocalBroker
 from tests.check_cases import found
 from tests.timeouts import TIMEOUT
@@ -44,6 +48,13 @@ async def test_each_workload_is_delivered_as_promised(broker: LocalBroker, tmp_p
     assert {one.workload for one in verdict.workloads} == set(workloads)
     assert all(one.delivered > 0 for one in verdict.workloads)
     assert (verdict.seeds, verdict.undeliverable, verdict.early_by_clock) == ((1,), 0, 0)
+
+
+def test_the_disk_of_this_machine_is_not_filled(broker: LocalBroker) -> None:
+    site = FaultSite(cluster=OneNode(broker), vhost="/", rng=random.Random(1))
+    with pytest.raises(InvalidInputError, match="has no disk of its own"), FULL.inject(site, broker):
+        pass
+    assert not (broker.folder / "data" / "filler").exists()
 
 
 class Meddler(QueuesWorkload):

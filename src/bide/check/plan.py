@@ -10,6 +10,7 @@ from typing import Final
 
 from bide.check.faults.broker import DISK, LEADERS, MEMORY, POLICY_CHANGE
 from bide.check.faults.clock import DRIFT, STEP
+from bide.check.faults.disk import FULL
 from bide.check.faults.fault import Fault
 from bide.check.faults.network import ONE_WAY, PARTITION
 from bide.check.faults.nodes import KILL, KILL_PROCESS, PAUSE, REPLACE
@@ -45,7 +46,7 @@ FAULTS: Final[Mapping[str, Fault]] = {
     for one in (
         *(KILL, PAUSE, REPLACE, KILL_PROCESS),
         *(PARTITION, ONE_WAY),
-        *(LEADERS, POLICY_CHANGE, MEMORY, DISK),
+        *(LEADERS, POLICY_CHANGE, MEMORY, DISK, FULL),
         *(STEP, DRIFT),
     )
 }

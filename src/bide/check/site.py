@@ -16,6 +16,7 @@ from typing import Final
 
 from bide.check.faults.broker import POLICY, limits_of, set_limits
 from bide.check.faults.clock import faketime
+from bide.check.faults.disk import DISK_SIZE
 from bide.check.faults.fault import Cluster
 from bide.errors import InvalidInputError, LocalBrokerError, ManagementApiError
 from bide.local_broker import LocalBroker, LocalCluster, default_folder
@@ -119,6 +120,7 @@ def own_cluster(
     nodes: int,
     namespaces: bool,
     clocks: bool,
+    disks: bool,
     partition_handling: str | None,
     home: Path | None,
     chroot: Path | None,
@@ -129,12 +131,13 @@ def own_cluster(
         folder: the working folder of the run.
         namespaces: whether each node gets a network namespace, for partitions.
         clocks: whether faults can change the clocks of the nodes.
+        disks: whether each node gets a disk of its own, which faults can fill.
         partition_handling: the value of ``cluster_partition_handling``; None for RabbitMQ's default.
         home: see :meth:`LocalBroker.start`.
         chroot: see :meth:`LocalBroker.start`.
 
     Raises:
-        InvalidInputError: a single node was to have partitions, or libfaketime is not installed.
+        InvalidInputError: a single node was to have partitions or a full disk, or libfaketime is not installed.
         LocalBrokerError: the cluster did not start.
     """
     handling = f"cluster_partition_handling = {partition_handling}" if partition_handling else ""
@@ -142,6 +145,8 @@ def own_cluster(
     if nodes == 1:
         if namespaces:
             raise InvalidInputError("partitions need several nodes: give --nodes 3")
+        if disks:
+            raise InvalidInputError("a full disk needs several nodes: give --nodes 3")
         with LocalBroker.start(
             folder / _CLUSTER, ephemeral=True, home=home, chroot=chroot, environment=environment
         ) as node:
@@ -151,6 +156,7 @@ def own_cluster(
         folder / _CLUSTER,
         nodes=nodes,
         namespaces=namespaces,
+        disk_size=DISK_SIZE if disks else None,
         ephemeral=True,
         home=home,
         chroot=chroot,

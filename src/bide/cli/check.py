@@ -111,7 +111,7 @@ def run(
     Workloads: queues, topic, isolated, retries, gate, relay, bulk; 'all' for all of these; spark (needs Java).
 
     Faults: kill, pause, replace (nodes), kill-process (gates and relays), partition, one-way (root, Linux), leaders,
-    policy, memory, disk (alarms), clock-step, clock-drift (libfaketime).
+    policy, memory, disk (alarms), disk-full (root, Linux), clock-step, clock-drift (libfaketime).
 
     Exit code 1 means that a promise was broken.
     """
@@ -203,6 +203,8 @@ def _cluster(
     if cluster is not None:
         if plan.needs("faketime"):
             raise InvalidInputError("clock faults need a cluster that is started for the run: omit --cluster")
+        if plan.needs("disks"):
+            raise InvalidInputError("disk-full needs a cluster that is started for the run: omit --cluster")
         with users_cluster(work_folder, cluster) as one:
             yield one
         return
@@ -213,6 +215,7 @@ def _cluster(
                 nodes=nodes,
                 namespaces=plan.needs("namespaces"),
                 clocks=plan.needs("faketime"),
+                disks=plan.needs("disks"),
                 partition_handling=partition_handling,
                 home=home,
                 chroot=root,

@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Final, Self, final
 
 from bide.errors import LocalBrokerError
+from bide.local_broker import disks
 from bide.local_broker import namespaces as networks
 from bide.local_broker.cluster_start import (
     ClusterStart,
@@ -54,6 +55,7 @@ class LocalCluster:
         nodes: int = 3,
         joined: bool = True,
         namespaces: bool = False,
+        disk_size: int | None = None,
         ephemeral: bool = False,
         detached: bool | None = None,
         home: Path | None = None,
@@ -74,6 +76,8 @@ class LocalCluster:
                 join_cluster``.
             namespaces: run each node in a network namespace of its own, for :meth:`cut_off` and :meth:`unplug`. This
                 needs root on Linux, and iproute2. The nodes have addresses that only this machine reaches.
+            disk_size: keep the data of each node on a file system of its own, in memory, with this many bytes. It
+                needs root on Linux, and is empty whenever the cluster as a whole has been stopped.
             ephemeral: see :meth:`LocalBroker.start`, like the remaining arguments.
             detached: see above.
             home: see above.
@@ -91,6 +95,8 @@ class LocalCluster:
         """
         if not 2 <= nodes <= MAX_NODES:
             raise ValueError(f"a cluster cannot have {nodes} nodes: give 2 to {MAX_NODES}")
+        if disk_size is not None:
+            disks.check()
         broker_nodes = networks.choose_nodes(nodes) if namespaces else on_loopback(nodes)
         settings = make_settings(
             home=home,
@@ -113,16 +119,18 @@ class LocalCluster:
                         f"the broker in {folder} has {quantity(before.nodes or 1, 'node')}, not {nodes}: "
                         "give another folder"
                     )
-                if bool(before.cleanup) != namespaces:
+                if (had_namespaces := _has_namespaces(folder)) != namespaces:
                     raise LocalBrokerError(
-                        f"the nodes in {folder} were {'' if before.cleanup else 'not '}started in network namespaces: "
+                        f"the nodes in {folder} were {'' if had_namespaces else 'not '}started in network namespaces: "
                         "start them the same way, or give another folder"
                     )
                 if (found := cls(folder)).running:
                     return found
                 found._end(before, seconds=seconds)
             (folder / "log").mkdir(exist_ok=True)
-            starting = ClusterStart(folder, settings, broker_nodes, ephemeral=ephemeral, seconds=seconds)
+            starting = ClusterStart(
+                folder, settings, broker_nodes, ephemeral=ephemeral, disk_size=disk_size, seconds=seconds
+            )
             try:
                 owner_fds = starting.run(joined=joined)
             except BaseException:
@@ -230,7 +238,7 @@ class LocalCluster:
     @property
     def has_namespaces(self) -> bool:
         """Whether each node has a network namespace of its own, which the following methods require."""
-        return bool(self._state().cleanup)
+        return _has_namespaces(self._folder)
 
     def cut_off(self, node: LocalBroker, *others: LocalBroker, one_way: bool = False) -> None:
         """Drop all packets between a node and others; clients still reach all of them.
@@ -293,6 +301,11 @@ def attach(folder: Path) -> LocalBroker | LocalCluster:
     """Return the broker or cluster in *folder*, which may be stopped."""
     state = State.load(folder)
     return LocalCluster(folder) if state is not None and state.nodes else LocalBroker(folder)
+
+
+def _has_namespaces(folder: Path) -> bool:
+    first = State.load(node_folders(folder, 1)[0])
+    return first is not None and first.node.namespace is not None
 
 
 def _place(node: LocalBroker) -> BrokerNode:

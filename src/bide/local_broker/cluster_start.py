@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from bide.errors import LocalBrokerError, ManagementApiError
+from bide.local_broker import disks
 from bide.local_broker import namespaces as networks
 from bide.local_broker.configuration import LOOPBACK, BrokerNode, Ports
 from bide.local_broker.launch import kill, launch
@@ -47,11 +48,13 @@ class ClusterStart:
         broker_nodes: Sequence[BrokerNode],
         *,
         ephemeral: bool,
+        disk_size: int | None,
         seconds: float,
     ) -> None:
         self._settings = settings
         self._broker_nodes = broker_nodes
         self._folders = node_folders(folder, len(broker_nodes))
+        self._disk_size = disk_size
         self._seconds = seconds
         self._whole = State(
             folder=folder,
@@ -63,7 +66,10 @@ class ClusterStart:
             environment={FOLDER_MARK: str(folder), "PATH": settings.installation.path},
             stop_seconds=settings.stop_seconds,
             nodes=len(broker_nodes),
-            cleanup=networks.cleanup(broker_nodes) if broker_nodes[0].namespace else (),
+            cleanup=(
+                *(networks.cleanup(broker_nodes) if broker_nodes[0].namespace else ()),
+                *(disks.cleanup(self._folders) if disk_size is not None else ()),
+            ),
         )
 
     def run(self, *, joined: bool) -> list[int]:
@@ -107,7 +113,7 @@ class ClusterStart:
                 used |= set(asdict(ports).values())
                 ports = replace(ports, epmd=states[0].ports.epmd) if states else ports
             states.append(self._settings.write(folder, ports=ports, node=broker_node, cluster=self._broker_nodes))
-        if not self._whole.cleanup:
+        if not self._broker_nodes[0].namespace:
             epmd = self._settings.epmd_command(LOOPBACK, states[0].ports.epmd)
             self._whole = replace(self._whole, commands={"server": epmd})
         return states
@@ -125,8 +131,10 @@ class ClusterStart:
 
         try:
             owner_fds[self._whole.folder] = self._start(self._whole)
-            if self._whole.cleanup:
+            if self._broker_nodes[0].namespace:
                 networks.create(self._broker_nodes)
+            if self._disk_size is not None:
+                disks.create(self._folders, self._disk_size)
             in_parallel(start, states)
             if errors:
                 raise errors[0]
@@ -176,7 +184,7 @@ def node_folders(folder: Path, count: int) -> list[Path]:
 
 
 def kill_all(whole: State) -> None:
-    """Kill all processes of a cluster, and remove its network."""
+    """Kill all processes of a cluster, and remove its network and the disks of its nodes."""
     in_parallel(kill, node_folders(whole.folder, whole.nodes))
     kill(whole.folder)
     for command in whole.cleanup:

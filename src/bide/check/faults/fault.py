@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _Result = TypeVar("_Result")
 
-Need = Literal["namespaces", "faketime", "processes"]
+Need = Literal["namespaces", "faketime", "processes", "disks"]
 
 
 class Cluster(Protocol):

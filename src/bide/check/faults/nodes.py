@@ -31,8 +31,11 @@ def _replace(site: FaultSite, node: LocalBroker) -> Iterator[str]:
     node.stop()
     insist(lambda: site.running_node().rabbitmqctl("forget_cluster_node", node.name))
     yield node.name
-    shutil.rmtree(node.folder / "data")
-    (node.folder / "data").mkdir()
+    for entry in (node.folder / "data").iterdir():  # the folder itself may be a file system
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
     node.restart()
     insist(lambda: _join(site.running_node(), node))
     insist(lambda: site.running_node().rabbitmqctl("grow", node.name, "all", tool="rabbitmq-queues"))
