@@ -102,13 +102,14 @@ def differences(memory: Any, rabbitmq: Any, where: str = "") -> Iterator[str]:
 
 
 async def play(comparisons: list[Comparison], url: str) -> None:
-    """Play them on RabbitMQ, all at once; what differs again, ever slower, as long as the machine is too slow."""
-    for slower in (1, 2, 4, 8):
+    """Play them on RabbitMQ, all at once, and what differs again, ever slower.
+
+    The machine may have been too slow, or the case has a race that was not found: then RabbitMQ sometimes does what the
+    in-memory broker does. A difference that stays is one of the rules.
+    """
+    for slower in (1, 2, 4, 8, 8, 8):
         await asyncio.gather(*(comparison.play(BrokerUrl.parse(url), FIFTH * slower) for comparison in comparisons))
-        # The first round plays many cases at a time, so that any of them may have been too slow.
-        comparisons = [
-            comparison for comparison in comparisons if not comparison.is_equal and (comparison.is_late or slower == 1)
-        ]
+        comparisons = [comparison for comparison in comparisons if not comparison.is_equal]
         if not comparisons:
             return
 
