@@ -22,7 +22,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import BrokerError
 from bide.local_broker import LocalBroker
 from bide.topology import Queue
-from tests.broker.equivalence_cases import Case, Fifths, Send, Step, Take, cases
+from tests.broker.equivalence_cases import Case, Fifths, Rest, Send, Step, Take, cases
 from tests.broker.equivalence_pace import RealTime
 from tests.broker.equivalence_play import Player
 from tests.broker.equivalence_races import FIFTH, play_in_memory
@@ -243,3 +243,22 @@ async def test_two_messages_that_expire_at_once_are_a_race_from_4_3_on(
     for comparison in comparisons:
         in_memory, in_rabbitmq = dead_letters(comparison.in_memory), dead_letters(comparison.in_rabbitmq)
         assert sorted(in_rabbitmq, key=message_id) == sorted(in_memory, key=message_id)
+
+
+async def test_a_full_queue_accepts_all_dead_letters_that_are_sent_at_once(
+    broker: LocalBroker, release: tuple[int, ...]
+) -> None:
+    # rabbit_fifo_client learns that the queue is full after rabbit_fifo_dlx_worker has sent what expired at once: the
+    # first message, and those behind it, which had expired before. The message after them is refused.
+    quorum = {"x-queue-type": "quorum", "x-overflow": "reject-publish"}
+    at_least_once = {"x-dead-letter-strategy": "at-least-once", "x-dead-letter-exchange": ""}
+    source = Queue("q0", arguments={**quorum, **at_least_once, "x-dead-letter-routing-key": "q1"})
+    full = Queue("q1", arguments={**quorum, "x-max-length": 2})
+    behind = Send(exchange="", routing_key="q0", ttl=Fifths(number=1), number=4)
+    steps = (send(8), behind, Rest(), Send(exchange="", routing_key="q1"))
+    case = Case(exchanges=(), queues=(source, full), ttls=(None, None), bindings=(), steps=steps)
+    comparison = Comparison(case)
+    assert not await comparison.has_race(release)
+    await play([comparison], broker.url)
+    assert comparison.is_equal, str(comparison)
+    assert [message_id(one) for one in dead_letters(comparison.in_memory)] == ["1", "2", "3", "4", "5"]

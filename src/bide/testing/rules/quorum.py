@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Final
 
@@ -32,7 +33,8 @@ class QuorumQueue(BrokerQueue):
       to the end instead if the queue has no delivery limit.
     * Below 4.3 only the head expires, from 4.3 on the head of each priority.
     * ``reject-publish`` accepts one message more than the limit, and then refuses until a fifth of the limit is free.
-      Dead letters are accepted anyway, unless they come from a queue that dead-letters at least once.
+      Dead letters are accepted anyway, unless they come from a queue that dead-letters at least once. Of those that
+      such a queue sends in one go, all are accepted: their sender learns after the last that the queue is full.
     * Messages that wait for at-least-once dead-lettering count towards the limit.
     * On 3.10, when a consumer requeues a message beyond its delivery limit, the consumer's prefetch grows by one: the
       broker credits the message twice, as dead-lettered and as requeued.
@@ -224,10 +226,13 @@ class QuorumQueue(BrokerQueue):
             return
         is_low = self._is_low()
         if self._is_full():
-            self._blocked = dict.fromkeys(self._blocked, True)
+            self._surroundings.run_later(partial(self._tell_publishers, refuses=True))
         elif is_low and not self._was_low:
-            self._blocked = dict.fromkeys(self._blocked, False)
+            self._surroundings.run_later(partial(self._tell_publishers, refuses=False))
         self._was_low = is_low
+
+    def _tell_publishers(self, *, refuses: bool) -> None:
+        self._blocked = dict.fromkeys(self._blocked, refuses)
 
     def _is_full(self) -> bool:
         return self._is_over(self._counted, self._counted_bytes)
