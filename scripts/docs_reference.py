@@ -275,7 +275,7 @@ def _settings() -> list[str]:
     ]
     from bide.spark import read_options, sink_settings
 
-    for title, known in (("read", read_options.KNOWN), ("write", sink_settings.KNOWN)):
+    for title, known in (("read", read_options.SOURCE_OPTIONS), ("write", sink_settings.SINK_OPTIONS)):
         lines += ["", f"## Options of Spark to {title}", "", ", ".join(f"`{one}`" for one in sorted(known))]
     return lines
 
