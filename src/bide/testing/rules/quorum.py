@@ -224,11 +224,9 @@ class QuorumQueue(BrokerQueue):
                 dropped.append(self._take_first())
             self._dead_letter(dropped, "maxlen")
             return
-        is_low = self._is_low()
-        if self._is_full():
-            self._surroundings.run_later(partial(self._tell_publishers, refuses=True))
-        elif is_low and not self._was_low:
-            self._surroundings.run_later(partial(self._tell_publishers, refuses=False))
+        is_full, is_low = self._is_full(), self._is_low()
+        if is_full or (is_low and not self._was_low):
+            self._surroundings.run_later(partial(self._tell_publishers, refuses=is_full))
         self._was_low = is_low
 
     def _tell_publishers(self, *, refuses: bool) -> None:
