@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bide.check.recorder import Draft
-from bide.check.workloads.base import CheckWorkload
+from bide.check.workloads.base import CheckWorkload, Stage
 from bide.errors import BideError
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ class SparkWorkload(CheckWorkload):
 
     name: ClassVar = "spark"
 
-    def __init__(self, *arguments: object) -> None:
-        super().__init__(*arguments)  # type: ignore[arg-type]  # the same parameters
+    def __init__(self, stage: Stage) -> None:
+        super().__init__(stage)
         self._opening: AbstractContextManager[SparkSession] | None = None
         self._writes = 0
 
