@@ -166,6 +166,7 @@ class ReconnectingConnection:
             self._backoff.reset()
             return
         self._backoff.limit(LONGEST_FLAPPING_PAUSE.total_seconds())
+        # The caller that is about to pause may have set it itself.
         self._pause_ended.clear()
         await self._pause()
 
