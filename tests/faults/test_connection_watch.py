@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
@@ -120,18 +122,28 @@ async def test_the_synchronous_client_calls_back_in_its_thread(proxy: Proxy) -> 
     assert not client.connected
 
 
-async def test_a_publish_does_not_wait_for_the_end_of_a_pause_in_the_background(
-    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events, queue = Events(), fresh("q")
+@asynccontextmanager
+async def steady(
+    proxy: Proxy, events: Events, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[bide.Client, str]]:
+    """A client and its queue. If its connection breaks, the first attempt to open it again comes at once, and pauses
+    between attempts are longer than a test may take."""
+    queue = fresh("q")
     async with bide.connect(proxy.url, on_disconnected=events.disconnected) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         # A connection that breaks within a second is opened again after a pause.
         await asyncio.sleep(1.1)
+        monkeypatch.setattr("bide.runtime.backoff.Backoff.next", lambda self: 1000.0)
+        yield client, queue
+
+
+async def test_a_publish_does_not_wait_for_the_end_of_a_pause_in_the_background(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events = Events()
+    async with steady(proxy, events, monkeypatch) as (client, queue):
         proxy.refusing = True
         before = proxy.accepted
-        # From now on, pauses are longer than this test may take.
-        monkeypatch.setattr("bide.runtime.backoff.Backoff.next", lambda self: 1000.0)
         proxy.cut()
         await events.has("disconnected")
 
@@ -148,13 +160,7 @@ async def test_a_publish_does_not_wait_for_a_pause_after_a_failed_attempt_in_the
     proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The publish begins while the attempt is under way, so before the pause."""
-    events, queue = Events(), fresh("q")
-    async with bide.connect(proxy.url, on_disconnected=events.disconnected) as client:
-        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        # A connection that breaks within a second is opened again after a pause.
-        await asyncio.sleep(1.1)
-        # From now on, pauses are longer than this test may take.
-        monkeypatch.setattr("bide.runtime.backoff.Backoff.next", lambda self: 1000.0)
+    async with steady(proxy, Events(), monkeypatch) as (client, queue):
         before = proxy.accepted
         proxy.stall()
         proxy.cut()

@@ -29,6 +29,13 @@ def value(result: Any) -> Any:
     return result.get(timeout=TIMEOUT, interval=0.05)
 
 
+def wait_until(holds: Callable[[], bool], what: str) -> None:
+    deadline = time.time() + TIMEOUT
+    while not holds():
+        assert time.time() < deadline, f"it did not come about that {what}"
+        time.sleep(0.05)  # files give no event
+
+
 def not_early(sent_at: float, seconds: float, facts: dict[str, Any]) -> None:
     assert facts["at"] >= sent_at + seconds - CLOCK_STEP, (facts, sent_at)
 
@@ -59,10 +66,7 @@ def retries() -> None:
     """Also retries without a delay, from a queue that is not the default one."""
     sent_at = time.time()
     file = facts_file(persist.apply_async(([1, 0, 0.5], []), countdown=1, queue="safe").id)
-    deadline = time.time() + TIMEOUT
-    while not file.exists():
-        assert time.time() < deadline, "no last run"
-        time.sleep(0.05)
+    wait_until(file.exists, "a task has had its last run")
     facts = json.loads(file.read_text())
     first, second, third, fourth = facts["runs"]
     assert first >= sent_at + 1 - CLOCK_STEP
@@ -110,20 +114,14 @@ def expiry() -> None:
     expired = remind.apply_async(countdown=12, expires=10)
     in_time = remind.apply_async(countdown=DELAY, expires=DELAY + TIMEOUT)
     value(in_time)
-    deadline = time.time() + TIMEOUT
-    while expired.state != "REVOKED":
-        assert time.time() < deadline, f"a task that expired is {expired.state}"
-        time.sleep(0.05)  # results in files give no event
+    wait_until(lambda: expired.state == "REVOKED", "a task that expired is revoked")
 
 
 def revoking() -> None:
     """Workers remember what was revoked, and discard it when it is due."""
     revoked = remind.apply_async(countdown=DELAY)
     revoked.revoke()
-    deadline = time.time() + TIMEOUT
-    while revoked.state != "REVOKED":
-        assert time.time() < deadline, f"a task that was revoked is {revoked.state}"
-        time.sleep(0.05)  # results in files give no event
+    wait_until(lambda: revoked.state == "REVOKED", "a task that was revoked is discarded")
 
 
 def priorities() -> None:
