@@ -248,7 +248,7 @@ def _metrics() -> list[str]:
     for family in sorted(registry.collect(), key=lambda one: one.name):
         name = f"{family.name}_total" if family.type == "counter" else family.name
         # Families that are made at each scrape have no collector with labels.
-        known = labels.get(family.name) or getattr(family, "_labelnames", ())
+        known = labels.get(family.name) or getattr(family, "_labelnames", None) or ()
         shown = ", ".join(f"`{one}`" for one in known) or "none"
         lines.append(f"| `{name}` | {family.type} | {shown} | {_cell(family.documentation)} |")
     return lines
@@ -315,7 +315,7 @@ def _versions() -> list[str]:
     lines += ["| | names start with |", "|---|---|"]
     for layout in LAYOUTS:
         topology = make_infrastructure(layout).topology()
-        names = sorted(one.name for one in (*topology.exchanges, *topology.queues))
+        names = sorted([*(one.name for one in topology.exchanges), *(one.name for one in topology.queues)])
         same = takewhile(lambda pair: pair[0] == pair[1], zip(names[0], names[-1], strict=False))
         common = "".join(one for one, _ in same)
         lines.append(f"| the layout `{layout}` | `{common}` |")
