@@ -262,7 +262,7 @@ async def test_a_task_of_celery_goes_to_the_exchange_that_a_worker_bound(vhost: 
     async with bide.connect(vhost.url) as client:
         await client.declare(bound, external={celery.delivery_exchange, "tasks"})
     for key in ("mail.send", "both"):
-        await publish_raw(vhost, "celery_delayed_27", celery.cascade.key(3600, key), {}, message_id=key)
+        await publish_raw(vhost, "celery_delayed_27", celery.cascade.key(3700, key), {}, message_id=key)
     due = datetime.now(UTC) + timedelta(seconds=2)
     eta = {"eta": due.isoformat(), "task": "send"}
     await publish_raw(vhost, "celery_delayed_27", celery.cascade.key(1, "mail.send"), eta, message_id="eta")
@@ -274,7 +274,7 @@ async def test_a_task_of_celery_goes_to_the_exchange_that_a_worker_bound(vhost: 
     async with connected(vhost.url) as connection, await connection.channel() as channel:
         await channel.qos(10)
         found: dict[str, str] = {}
-        hour = Queue("new.v1.m59", arguments={})
+        hour = Queue("new.v1.h1", arguments={})
         assert (await channel.declare_queue(hour, passive=True)).message_count == 2
         for _ in range(2):
             delivery = await channel.get(hour.name)
