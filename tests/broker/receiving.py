@@ -46,6 +46,20 @@ async def receive(client: bide.Client, queue: str, number: int, *, seconds: floa
     return received
 
 
+async def delete_bound(client: bide.Client, connection: Connection, *queues: str) -> None:
+    """Delete queues that a client has bound a moment ago, so that it sends on without knowing that they are gone.
+
+    A message that waited before could be due before its queue is deleted, and be deleted with it.
+    """
+    await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue) for queue in queues]))
+    for queue in queues:
+        await client.publish(b"binds it", to=queue, delay="50ms")
+        await receive(client, queue, 1)
+    async with await connection.channel() as channel:
+        for queue in queues:
+            await channel.delete_queue(queue)
+
+
 async def ready(connection: Connection, queue: str) -> int:
     """Ready messages in a queue."""
     channel = await connection.channel()

@@ -15,7 +15,7 @@ from bide.delay.protocol import HEADER_DUE, HEADER_TO
 from bide.error_queues.undeliverable import resend
 from bide.management.api import ManagementApi
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import eventually, fresh, ready, receive
+from tests.broker.receiving import delete_bound, eventually, fresh, ready, receive
 from tests.timeouts import MAX_LATENESS
 
 if TYPE_CHECKING:
@@ -66,17 +66,12 @@ async def test_a_full_queue_that_is_not_isolated_delays_others(client: bide.Clie
 
 async def test_messages_for_a_deleted_queue_are_set_aside(client: bide.Client, connection: Connection) -> None:
     queue = fresh("deleted")
-    await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
     before = await ready(connection, SMALL_CLOCK.undeliverable)
-    await client.publish(b"first", to=queue, delay="1s")
-    channel = await connection.channel()
-    await channel.delete_queue(queue)
-    await channel.close()
-    # The client bound the queue a moment ago and does not know that it is gone.
+    await delete_bound(client, connection, queue)
     await publish_and_check(client, {"to": queue})
 
     async def set_aside() -> bool:
-        return await ready(connection, SMALL_CLOCK.undeliverable) == before + BAD + 1
+        return await ready(connection, SMALL_CLOCK.undeliverable) == before + BAD
 
     await eventually(set_aside)
 
@@ -85,11 +80,10 @@ async def test_an_undeliverable_message_has_its_target_in_its_headers(
     client: bide.Client, connection: Connection
 ) -> None:
     queue = fresh("deleted")
-    await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-    channel = await connection.channel()
-    await channel.purge_queue(SMALL_CLOCK.undeliverable)
+    async with await connection.channel() as channel:
+        await channel.purge_queue(SMALL_CLOCK.undeliverable)
+    await delete_bound(client, connection, queue)
     receipt = await client.publish(b"body", to=queue, delay="300ms", headers={"mine": 1})
-    await channel.delete_queue(queue)
     (message,) = await receive(client, SMALL_CLOCK.undeliverable, 1)
     headers = message.raw.values["headers"]
     assert headers[HEADER_TO] == f"q:{queue}"
@@ -105,14 +99,15 @@ async def test_a_recreated_queue_is_bound_again(clock_url: str, connection: Conn
     queue = fresh("again")
     async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as first:
         await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        # Due after the queue has been declared anew, on a busy machine too.
-        await first.publish(b"lost binding", to=queue, delay="8s")
+        await first.bind(queue)
         channel = await connection.channel()
         await channel.purge_queue(SMALL_CLOCK.undeliverable)
-        await channel.delete_queue(queue)
-        await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         # This client binds the queue anew, as every client does at its first message and every 30 s.
         async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as second:
+            # Due after the queue has been declared and bound anew, on a busy machine too.
+            await first.publish(b"lost binding", to=queue, delay="8s")
+            await channel.delete_queue(queue)
+            await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
             await second.publish(b"later", to=queue, delay="50ms")
             messages = await receive(second, queue, 2)
     assert {message.body for message in messages} == {b"lost binding", b"later"}
@@ -169,20 +164,16 @@ async def test_a_deleted_exchange_does_not_delay_others(client: bide.Client, con
 
 async def test_undeliverable_messages_are_resent_when_the_target_is_back(vhost: Vhost) -> None:
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
-        back, gone = bide.Queue.quorum("back"), bide.Queue.quorum("gone")
-        await client.declare(bide.Topology(queues=[back, gone]))
+        other = await Connection.open(BrokerUrl.parse(vhost.url))
+        await delete_bound(client, other, "back", "gone")
         await client.publish(b"1", to="back", delay="300ms", headers={"mine": 1}, message_id="m1", priority=2)
         await client.publish(b"2", to="gone", delay="300ms")
-        other = await Connection.open(BrokerUrl.parse(vhost.url))
-        channel = await other.channel()
-        for queue in (back, gone):
-            await channel.delete_queue(queue.name)
 
         async def was_set_aside() -> bool:
             return await ready(other, SMALL_CLOCK.undeliverable) == 2
 
         await eventually(was_set_aside)
-        await channel.declare_queue(back)
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("back")]))
         result = await resend(client, allow=["*"])
         assert (result.sent, dict(result.kept)) == (1, {"q:gone: TargetNotFoundError": 1})
         (message,) = await receive(client, "back", 1)
@@ -204,9 +195,8 @@ async def test_resending_in_vain_does_not_use_up_the_delivery_limit(
         return await ready(vhost_connection, undeliverable) == 2
 
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
-        await client.declare(gone)
+        await delete_bound(client, vhost_connection, "gone")
         await client.publish(b"1", to="gone", delay="300ms", headers={"mine": 1}, message_id="m1")
-        await client.destroy(gone)
         # To an exchange, with its own routing key, as the relay of a waiting hall sets it aside.
         async with await vhost_connection.channel(confirms=True) as channel:
             values = {"message_id": "m2", "headers": {HEADER_TO: "x:gone-too"}}

@@ -17,7 +17,7 @@ from bide.local_broker import LocalBroker
 from bide.patterns.event_bus import EventBusQueue
 from bide.topology import Argument, Binding, Queue
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import eventually, fresh, receive
+from tests.broker.receiving import delete_bound, eventually, fresh, receive
 from tests.broker.test_error_queues import listed
 
 DIGIT = "bide.v1.s10"
@@ -177,10 +177,8 @@ async def until_counted(queue: ErrorQueue, selection: Selection) -> None:
 
 async def test_undeliverable_messages_can_be_read_but_not_retried(client: bide.Client, connection: Connection) -> None:
     target = fresh("gone")
-    await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
+    await delete_bound(client, connection, target)
     await client.publish(b"x", to=target, delay="200ms", message_id=target)
-    async with await connection.channel() as channel:
-        await channel.delete_queue(target)
     queue = ErrorQueue(client, SMALL_CLOCK.undeliverable)
     mine = Selection(ids=frozenset({target}))
     await until_counted(queue, mine)
@@ -211,9 +209,12 @@ async def test_a_message_that_lacks_a_digit_queue_does_not_hide_the_undeliverabl
     """It was set aside on its way, and still has the keys of queues that it did not pass."""
     target = fresh("orders")
     await client.declare(bide.Topology(queues=[Queue.quorum(target)]))
-    await client.publish(b"x", to=target, delay="1.05s", message_id=target)
+    await client.publish(b"declares what it needs", to=target, delay="1.05s")
+    await receive(client, target, 1)
     async with await connection.channel() as channel:
         await channel.delete_queue("bide.v1.c5")
+    # The client does not know that the queue is gone.
+    await client.publish(b"x", to=target, delay="1.05s", message_id=target)
     queue = ErrorQueue(client, SMALL_CLOCK.undeliverable, management_url=NOWHERE)
     await until_counted(queue, Selection(ids=frozenset({target})))
     assert (await resend(client, allow=[target], management_url=NOWHERE)).sent == 1
