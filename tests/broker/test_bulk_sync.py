@@ -154,7 +154,7 @@ if child:
     print(publisher.flush())
     publisher.close()
 else:
-    signal.alarm(10)
+    signal.alarm(int(sys.argv[3]))
     for work in (lambda: publisher.publish_many(messages), publisher.flush):
         try:
             work()
@@ -165,7 +165,7 @@ else:
 
 
 def test_a_forked_process_is_refused_the_publisher_of_its_parent(clock_url: str, queue: str) -> None:
-    command = [sys.executable, "-c", FORK, clock_url, queue]
+    command = [sys.executable, "-c", FORK, clock_url, queue, f"{TIMEOUT:.0f}"]
     output = subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT).stdout
     refusal = "this publisher belongs to the parent process: create another one after the fork"
     assert output.splitlines() == [refusal, refusal, "1500 confirmed"]
