@@ -279,7 +279,8 @@ async def test_revoke_cancels_a_keyed_task_while_it_waits(vhost_url: str, tmp_pa
             result = app.send_task("remind", [label], countdown=countdown, keyed=True, **options)
             return str(result.id)
 
-        revoked, ran = [await asyncio.to_thread(send, label, 3) for label in ("revoked", "ran")]
+        revoked = await asyncio.to_thread(send, "revoked", 3600)
+        ran = await asyncio.to_thread(send, "ran", 3)
         waiting = await client.scheduled(revoked)
         assert waiting is not None
         await asyncio.to_thread(app.control.revoke, revoked)

@@ -45,7 +45,6 @@ dumps: Any = serialization.dumps
 KombuConnection: Any = vars(kombu)["Connection"]
 
 PROJECT = Path(__file__).parents[2]
-"""Less than a hop too many would add to the longest way in these tests, far more than a loaded machine adds."""
 
 DELAY = 3
 """Seconds: two levels, so that a message comes from one level's queue into another's."""
@@ -303,8 +302,8 @@ async def test_a_message_can_be_delayed_repeatedly_with_all_its_headers(
                 producer.publish(label, exchange="celery_delayed_27", routing_key=key, headers=headers)
 
     await asyncio.to_thread(send_by_kombu)
-    arrived = ["clean"] if release < (4, 0, 1) else ["copied", "clean"]
-    assert [one.body.decode() for one in await receive(client, WORK, len(arrived))] == arrived
+    arrived = ["clean"] if release < (4, 0, 1) else ["clean", "copied"]
+    assert sorted(one.body.decode() for one in await receive(client, WORK, len(arrived))) == arrived
 
 
 # --- targets that take nothing, and exchanges of other types
