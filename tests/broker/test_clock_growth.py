@@ -387,11 +387,11 @@ async def test_install_declares_the_complete_mark_and_destroy_removes_it(
 async def test_a_refused_destroy_declares_no_missing_queues(
     vhost: Vhost, client: bide.Client, api: ManagementApi, connection: Connection
 ) -> None:
-    await client.publish(b"", to="q", delay="20s")
+    await client.publish(b"", to="q", delay="1h")
     for known in (api, None):
         with pytest.raises(NotEmptyError):
             await remove(connection, bide.Clock(), known)
-        assert queues_of(vhost) == {"bide.v1.undeliverable", "bide.v1.s20"}
+        assert queues_of(vhost) == {"bide.v1.undeliverable", "bide.v1.h1"}
 
 
 # -- verify
