@@ -83,6 +83,14 @@ class Session:
         assert process.returncode == 0, errors.decode()
         return printed.decode()
 
+    async def says(self, words: str) -> None:
+        """Wait until the log has these words."""
+
+        async def are_there() -> bool:
+            return words in self.log.read_text()
+
+        await eventually(are_there)
+
     async def logged(self, *lines: str) -> None:
         """Wait until the log has these lines."""
 
@@ -100,6 +108,8 @@ async def test_the_programs_of_the_page_print_what_it_shows(framework: str, vhos
     (gate, _), (invoices, results) = session.consoles[1]
     async with session.running(worker), session.running(gate):
         await eventually(lambda: exists(vhost.url, QUEUES[framework]))
+        # The program waits 30 s for an answer of the gate.
+        await session.says("following bide.v1.schedule")
         assert await session.output(send) == ""
         assert await session.output(invoices) == results
         await session.logged(*output.splitlines())
