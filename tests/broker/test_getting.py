@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 
@@ -13,6 +14,7 @@ import bide
 from bide.errors import BrokerError, ConnectionLostError, DeliveryLostError, InvalidNameError, TargetNotFoundError
 from tests.broker.receiving import connection_of, consuming_connection_of, eventually, fresh
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 
 @pytest.fixture
@@ -127,7 +129,7 @@ async def test_a_lost_connection_returns_the_message_and_get_goes_on(client: bid
     with pytest.raises(DeliveryLostError):
         await message.ack()
     again = None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(TIMEOUT):
         while again is None:
             again = await client.get(queue)
     assert (again.body, again.redelivered) == (b"0", True)
@@ -221,8 +223,9 @@ async def test_a_block_that_fails_requeues_the_message_on_request(client: bide.C
 
 async def test_a_cancelled_block_requeues_the_message(client: bide.Client) -> None:
     queue, _ = await dead_lettering(client)
+    message = await got(client, queue)
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0.1), (await got(client, queue)).process():
+        async with asyncio.timeout(0.1), message.process():
             await asyncio.sleep(60)  # until it is cancelled
     assert (await got(client, queue)).redelivered
 
@@ -277,5 +280,5 @@ def test_the_synchronous_client_gets_counts_purges_and_processes(vhost: Vhost) -
             raise KeyError
         assert client.purge(queue) == 2
         assert client.get(queue) is None
-        with client.consume(dead, timeout="20s") as messages, next(messages).process() as parked:
+        with client.consume(dead, timeout=timedelta(seconds=TIMEOUT)) as messages, next(messages).process() as parked:
             assert parked.body == b"1"
