@@ -1,6 +1,6 @@
 """Generated cases on RabbitMQ and on the in-memory broker, with equal results for clients.
 
-``BIDE_SOAK=1`` (``make test-equivalence``) compares more than 2,000 cases rather than some ninety.
+``BIDE_SOAK=1`` (``make test-equivalence``) compares more than 2,000 new cases rather than the same ninety each time.
 ``BIDE_TEST_START`` repeats the cases of a failed run, with the start that it printed.
 """
 
@@ -32,6 +32,9 @@ CASES: Final = 2000 if SOAK else 90
 """The minimum number of compared cases; cases with a race do not count."""
 
 BATCH: Final = 50 if SOAK else 30
+
+START: Final = 0
+"""The start of short runs, which repeat the same cases: new ones could have a race that was not found."""
 
 _numbers = itertools.count(1)
 
@@ -105,11 +108,12 @@ async def play(comparisons: list[Comparison], url: str) -> None:
     """Play them on RabbitMQ, all at once, and what differs again, ever slower.
 
     The machine may have been too slow, or the case has a race that was not found: then RabbitMQ sometimes does what the
-    in-memory broker does. A difference that stays is one of the rules.
+    in-memory broker does. A difference that stays is one of the rules. If a step came too late each time, the case is
+    played some more times.
     """
-    for slower in (1, 2, 4, 8, 8, 8):
+    for number, slower in enumerate((1, 2, 4, *[8] * 12), 1):
         await asyncio.gather(*(comparison.play(BrokerUrl.parse(url), FIFTH * slower) for comparison in comparisons))
-        comparisons = [comparison for comparison in comparisons if not comparison.is_equal]
+        comparisons = [one for one in comparisons if not one.is_equal and (number < 6 or one.is_late)]
         if not comparisons:
             return
 
@@ -148,7 +152,7 @@ def one_run(release: tuple[int, ...], start: int) -> list[Case]:
 async def test_random_cases_have_the_same_outcome_in_memory_and_on_the_broker(
     broker: LocalBroker, release: tuple[int, ...]
 ) -> None:
-    start = int(os.environ.get("BIDE_TEST_START") or random.randrange(1 << 32))
+    start = int(os.environ.get("BIDE_TEST_START") or (random.randrange(1 << 32) if SOAK else START))
     compared = chance = 0
     different: list[Comparison] = []
     all_cases = generated_cases(release, start)
