@@ -265,7 +265,17 @@ async def overtaken(reader: Reader) -> Any:
     for number in range(200):
         await reader.publish(b"%3d" % number + bytes(400))
     first = await soon(found)
-    (start, _) = (await reader.read(1, "first"))[0]
+
+    async def first_offset() -> int:
+        ((offset, _),) = await reader.read(1, "first")
+        return offset
+
+    async def is_trimmed() -> bool:
+        # RabbitMQ removes segments a moment after it has begun others.
+        return await first_offset() > 100
+
+    await eventually(is_trimmed)
+    start = await first_offset()
     read, delivery = [seen(first)[0]], first
     while read[-1] < start:
         channel.ack(delivery.delivery_tag)
@@ -273,7 +283,8 @@ async def overtaken(reader: Reader) -> Any:
         read.append(seen(delivery)[0])
     jumps = [(one, other) for one, other in pairwise(read) if other - one > 20]
     begun = jumps[0][0] < 40 if jumps else None
-    return start > 100, read[1] == 1, len(jumps), begun, seen(await soon((await reader.consume(3))[1]))[0] == start
+    offset, _ = seen(await soon((await reader.consume(3))[1]))
+    return read[1] == 1, len(jumps), begun, start <= offset <= await first_offset()
 
 
 async def gaps(reader: Reader) -> Any:
@@ -288,7 +299,7 @@ async def gaps(reader: Reader) -> Any:
     return {other - one for one, other in pairwise(offsets) if other > one}
 
 
-@pytest.mark.parametrize(("case", "expected"), [(overtaken, (True, True, 1, True, True)), (gaps, {1, 2})])
+@pytest.mark.parametrize(("case", "expected"), [(overtaken, (True, 1, True, True)), (gaps, {1, 2})])
 async def test_both_brokers_trim_alike(vhost_url: str, release: tuple[int, ...], case: Case, expected: Any) -> None:
     async with bide.connect(vhost_url) as client:
         assert await play_on(client, BrokerUrl.parse(vhost_url), SMALL, case) == expected
