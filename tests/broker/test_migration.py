@@ -53,6 +53,10 @@ class Sent:
     def ids(self) -> Counter[str]:
         return Counter(one.message_id or "" for one in self.came)
 
+    @property
+    def lateness(self) -> list[timedelta]:
+        return [one.received_at - self.due[one.message_id or ""] for one in self.came]
+
     def check(self) -> None:
         """Everything came, never early, and as it was sent."""
         assert set(self.ids) == set(self.due)
@@ -142,17 +146,21 @@ def make(vhost: Vhost, source: DelayInfrastructure, target: DelayInfrastructure,
 async def migrated(vhost: Vhost, source: str, target: str) -> None:
     """Move 200 messages while they cross levels."""
     before, after = LAYOUTS[source], LAYOUTS[target]
+    # A machine that declares them for seconds would deliver messages before the migration takes them.
+    await put(vhost, before, after)
     async with relaying(vhost.url, before, after):
         sent = await send(vhost.url, before, 200, (6, 13))
         async with receiving(vhost.url, sent):
             done = await make(vhost, before, after).run()
             assert done.is_finished
-            assert (done.left, dict(done.set_aside), done.redelivered, done.uncertain) == ({}, {}, 0, 0)
+            assert (done.left, dict(done.set_aside), done.redelivered) == ({}, {}, 0)
             # Those that were due before the migration took them came from the old infrastructure.
             assert done.taken.total() == done.moved
             assert done.moved > 100
     sent.check()
     assert set(sent.ids.values()) == {1}
+    # A due time does not fit the level of a message that a busy broker keeps there for more than 2 s too long.
+    assert done.uncertain == 0 or max(sent.lateness) > timedelta(seconds=2)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +216,7 @@ async def put(vhost: Vhost, *infrastructures: DelayInfrastructure, queues: Itera
 async def test_a_retry_of_nservicebus_waits_for_its_own_delay(vhost: Vhost) -> None:
     """The .NET tool counts from TimeSent, which a retry copies, and would deliver it at once."""
     v1 = bide.NServiceBus(version=1, routing="direct")
-    await put(vhost, v1, queues=["Sales"])
+    await put(vhost, v1, SMALL_CLOCK, queues=["Sales"])
     now = datetime.now(UTC)
     long_ago = now - timedelta(hours=1)
     headers = {
@@ -230,7 +238,7 @@ async def test_a_retry_of_nservicebus_waits_for_its_own_delay(vhost: Vhost) -> N
 
 async def test_a_message_without_a_due_time_is_late_by_its_level_at_most(vhost: Vhost) -> None:
     celery = bide.Celery()
-    await put(vhost, celery, queues=["mails"])
+    await put(vhost, celery, SMALL_CLOCK, queues=["mails"])
     delay = timedelta(seconds=16)
     route = celery.route(delay, QueueTarget("mails"))
     await publish_raw(vhost, route.exchange, route.routing_key, {})
@@ -265,7 +273,7 @@ async def test_a_task_of_celery_goes_to_the_exchange_that_a_worker_bound(vhost: 
         await publish_raw(vhost, "celery_delayed_27", celery.cascade.key(3700, key), {}, message_id=key)
     due = datetime.now(UTC) + timedelta(seconds=2)
     eta = {"eta": due.isoformat(), "task": "send"}
-    await publish_raw(vhost, "celery_delayed_27", celery.cascade.key(1, "mail.send"), eta, message_id="eta")
+    await publish_raw(vhost, "celery_delayed_27", celery.cascade.key(32, "mail.send"), eta, message_id="eta")
     done = await make(vhost, celery, bide.Clock(prefix="new")).run()
     assert (done.moved, done.left) == (3, {})
     (message,) = await received(vhost, "tasks", 1)
@@ -300,17 +308,17 @@ async def test_messages_that_cannot_be_sent_on_are_set_aside_and_taken_again(vho
     await put(vhost, source, queues=["Sales"])
     due = datetime.now(UTC) + timedelta(seconds=6)
     stamp = {"NServiceBus.DeliverAt": format_timestamp(due)}
-    key = source.cascade.key
+    # They wait there for a minute, so that all of them are there when the migration begins.
+    key, level = source.cascade.key, source.cascade.level_names[6]
     for name, routing_key, headers in (
-        ("good", key(6, "Sales"), stamp),
-        ("unreadable", key(6, "Sales"), {"bide-due": "soon"}),
-        ("no-target", key(6, "Missing"), stamp),
-        ("not-allowed", key(6, "Secret"), stamp),
+        ("good", key(64, "Sales"), stamp),
+        ("unreadable", key(64, "Sales"), {"bide-due": "soon"}),
+        ("no-target", key(64, "Missing"), stamp),
+        ("not-allowed", key(64, "Secret"), stamp),
         ("no-digits", "1.Sales", {}),
-        ("carries-cc", key(6, "Sales"), {**stamp, "CC": ["nowhere"]}),
+        ("carries-cc", key(64, "Sales"), {**stamp, "CC": ["nowhere"]}),
     ):
-        exchange = "" if name == "no-digits" else source.cascade.level_names[2]
-        place = source.cascade.level_names[2] if name == "no-digits" else routing_key
+        exchange, place = ("", level) if name == "no-digits" else (level, routing_key)
         await publish_raw(vhost, exchange, place, headers, message_id=name)
     migration = make(vhost, source, SMALL_CLOCK, allow=["Sales", "Missing"])
     done = await migration.run()
@@ -337,7 +345,7 @@ async def test_a_message_for_a_delay_queue_is_set_aside_although_all_targets_are
     source = bide.NServiceBus(routing="direct")
     await put(vhost, source)
     key, (level,) = source.cascade.key, [one.name for one in source.waiting_queues()][-1:]
-    await publish_raw(vhost, source.cascade.level_names[2], key(6, level), {}, message_id="m")
+    await publish_raw(vhost, source.cascade.level_names[6], key(64, level), {}, message_id="m")
     done = await make(vhost, source, SMALL_CLOCK).run()
     assert (done.moved, done.set_aside.total()) == (0, 1)
     assert f"{level!r} belongs to a delay infrastructure" in "".join(done.set_aside)
@@ -379,8 +387,9 @@ async def test_a_layout_that_is_not_there_is_an_error(vhost: Vhost) -> None:
 
 
 async def test_counting_changes_nothing(vhost: Vhost) -> None:
-    sent = await send(vhost.url, SMALL_CLOCK, 30, (15, 19))
-    migration = make(vhost, SMALL_CLOCK, bide.Celery())
+    clock = bide.Clock(max_delay=timedelta(hours=1), resolution=timedelta(seconds=1))
+    sent = await send(vhost.url, clock, 30, (600, 700))
+    migration = make(vhost, clock, bide.Celery())
     first = await migration.count()
     assert sum(one.messages for one in first) == len(sent.due)
     waits = [one.wait for one in first]
@@ -395,11 +404,11 @@ async def test_counting_changes_nothing(vhost: Vhost) -> None:
 
 async def test_messages_that_senders_add_during_the_run_are_moved_too(vhost: Vhost) -> None:
     source, target = bide.NServiceBus(routing="direct"), bide.Clock(prefix="new")
-    sent = await send(vhost.url, source, 50, (60, 70))
+    sent = await send(vhost.url, source, 50, (600, 700))
     migration = make(vhost, source, target)
     running = asyncio.create_task(migration.run())
     for _ in range(3):
-        await send(vhost.url, source, 50, (60, 70))
+        await send(vhost.url, source, 50, (600, 700))
     done = await running
     rest = await make(vhost, source, target).run()
     assert done.moved + rest.moved == 4 * len(sent.due)
