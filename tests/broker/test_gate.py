@@ -315,5 +315,4 @@ async def test_many_questions_about_large_lists_hold_up_no_message(
         await receive(client, "mails", 1)
         assert {len((await one).waiting) for one in answers} == {len(keys)}
     # How many in all were answered before the message came depends on how long the broker took to store its claim.
-    assert sum(at_once) == count
     assert max(at_once) < count // 2
