@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from itertools import count
 
 import bide
@@ -22,10 +23,14 @@ def new_queue(url: str) -> str:
     return name
 
 
-def drain(url: str, queue: str, number: int, *, quiet: str = f"{TIMEOUT:.0f}s") -> list[SyncMessage]:
-    """Acknowledge up to ``number`` messages; stop early if none arrives for a while and none is left."""
+def drain(url: str, queue: str, number: int, *, quiet: str = f"{TIMEOUT:.0f}s", least: int = 0) -> list[SyncMessage]:
+    """Acknowledge up to ``number`` messages; stop early if none arrives for a while and none is left.
+
+    Args:
+        least: how many messages there are at the least, so that one that is on its way is not missed.
+    """
     found: list[SyncMessage] = []
-    more = number > 0
+    more, deadline = number > 0, time.monotonic() + TIMEOUT
     while more:
         with bide.connect_sync(url) as client, client.consume(queue, timeout=quiet, prefetch=2_000) as messages:
             for message in messages:
@@ -35,13 +40,13 @@ def drain(url: str, queue: str, number: int, *, quiet: str = f"{TIMEOUT:.0f}s") 
                     return found
         # Once the consumer is closed, because a slow broker may have messages on their way to it.
         with bide.connect_sync(url) as client:
-            more = client.wait_for(ready_at(url, queue)) > 0
+            more = client.wait_for(ready_at(url, queue)) > 0 or (len(found) < least and time.monotonic() < deadline)
     return found
 
 
 def drain_all(url: str, queue: str, least: int) -> list[SyncMessage]:
     """Acknowledge all messages of a queue to which no more are sent, with duplicates: ``least`` of them or more."""
-    return [*drain(url, queue, least), *drain(url, queue, 10_000_000, quiet="3s")]
+    return drain(url, queue, 10_000_000, quiet="3s", least=least)
 
 
 def wait_until_released(url: str, queue: str) -> None:
