@@ -149,8 +149,8 @@ def test_each_round_adds_new_facts(audited: Audited) -> None:
     assert {row["type"] for row in audited.table("delivered").collect() if row["message_id"] in rows} == {"Remind"}
     assert rows["m-7"]["outcome"] == "parked"
     for row in rows.values():
-        # The due time is that of the client, 4 s after it sent the message; a stream notes whole milliseconds.
-        assert row["due"] - timedelta(seconds=4, milliseconds=1) <= row["scheduled"] <= row["delivered"] >= row["due"]
+        # It is due 4 s after it was sent, and may take longer than that to the stream. Both times are rounded.
+        assert row["due"] - timedelta(seconds=4, milliseconds=50) <= row["scheduled"] <= row["delivered"] >= row["due"]
         assert 0 <= row["lateness_ms"] < 30_000
         if row["outcome"] == "processed":
             assert row["critical_ms"] == pytest.approx(row["delivery_ms"] + row["processing_ms"])
