@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
@@ -62,7 +62,13 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 gc.disable()
 
 # Time limits are pytest-timeout's: on a loaded machine a single example may well be slow.
-settings.register_profile("bide", deadline=None, print_blob=True, derandomize="CI" in os.environ)
+settings.register_profile(
+    "bide",
+    deadline=None,
+    print_blob=True,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.register_profile("quick", settings.get_profile("bide"), max_examples=25)  # for make check; make test takes 100
 settings.register_profile("thorough", settings.get_profile("bide"), max_examples=2000)  # --hypothesis-profile=thorough
 settings.load_profile("bide")

@@ -81,7 +81,8 @@ def _git(folder: Path, *arguments: str) -> str | None:
 
 def busy_cores() -> float:
     """Cores that the machine is using at the moment, for whatever: looked at for half a second."""
-    before, start = _busy_seconds(), time.perf_counter()
+    # In this order, a pause of this process makes the span longer, and never shows more cores than there are.
+    start, before = time.perf_counter(), _busy_seconds()
     time.sleep(_GLANCE)
     return (_busy_seconds() - before) / (time.perf_counter() - start)
 

@@ -17,6 +17,7 @@ from typing import Any, Final
 from tests.polling import wait_until
 from tests.spark import commands
 from tests.spark.spark_processes import QUICK_JAVA
+from tests.timeouts import TIMEOUT
 
 WORKERS: Final = 2
 BIN: Final = Path(sys.executable).parent
@@ -27,6 +28,7 @@ SETTINGS: Final = {
     "spark.executor.cores": "1",
     "spark.executor.memory": "512m",
     "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+    "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{TIMEOUT:.0f}s",
     "spark.driver.extraJavaOptions": QUICK_JAVA,
     "spark.executor.extraJavaOptions": QUICK_JAVA,
     "spark.sql.shuffle.partitions": "2",
@@ -98,7 +100,7 @@ class ExternalSpark:
             try:
                 yield call
                 tell.close()
-                assert process.wait(60) == 0
+                assert process.wait(TIMEOUT) == 0
             finally:
                 process.kill()
 

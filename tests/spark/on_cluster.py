@@ -68,7 +68,7 @@ def use(spark: SparkSession, settings: dict[str, str]) -> dict[str, Any]:
         write=lambda rows: write(rows.select("value", "message_id"), "kept"),
         url=settings["url"],
         limit=ROWS,
-        quiet="20s",
+        quiet="5m",
     )
     kept = spark.read.format("rabbitmq").options(url=settings["url"], queue="kept").load()
     found = kept.selectExpr("message_id", "cast(value as string) as value").collect()

@@ -63,6 +63,8 @@ def session_builder(folder: Path, *, java: str = QUICK_JAVA) -> SparkSession.Bui
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "1g")
         .config("spark.driver.extraJavaOptions", java)
+        # A Python without processor time has to connect to Java within this, to fetch rows; by default within 15 s.
+        .config("spark.python.authenticate.socketTimeout", f"{TIMEOUT:.0f}s")
         .config("spark.ui.enabled", "false")
         .config("spark.local.dir", str(folder / "local"))
         .config("spark.sql.warehouse.dir", str(folder / "warehouse"))
@@ -89,9 +91,18 @@ class Program:
         wait_until(lambda: is_so() or self._process.poll() is not None, what)
         assert self._process.poll() is None, "it ended before it could be killed"
 
+    def pause(self) -> None:
+        """SIGSTOP to the program alone."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """SIGCONT to the program alone."""
+        self._process.send_signal(signal.SIGCONT)
+
     def end(self) -> int:
-        """SIGTERM to the program alone, and its exit code."""
+        """SIGTERM to the program alone, which may be paused, and its exit code."""
         self._process.terminate()
+        self.resume()
         return self._process.wait(TIMEOUT)
 
     def kill(self) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pika
 
 from tests.support import Vhost, stream_port
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -55,7 +56,7 @@ class Streams:
             .trigger(availableNow=True)
             .start(str(files))
         )
-        assert query.awaitTermination(60)
+        assert query.awaitTermination(int(TIMEOUT))
         return query
 
     def stored(self, files: Path) -> list[str]:

@@ -149,7 +149,8 @@ def test_each_round_adds_new_facts(audited: Audited) -> None:
     assert {row["type"] for row in audited.table("delivered").collect() if row["message_id"] in rows} == {"Remind"}
     assert rows["m-7"]["outcome"] == "parked"
     for row in rows.values():
-        assert row["scheduled"] < row["due"] <= row["delivered"]
+        # It is due 4 s after it was sent, and may take longer than that to the stream. Both times are rounded.
+        assert row["due"] - timedelta(seconds=4, milliseconds=50) <= row["scheduled"] <= row["delivered"] >= row["due"]
         assert 0 <= row["lateness_ms"] < 30_000
         if row["outcome"] == "processed":
             assert row["critical_ms"] == pytest.approx(row["delivery_ms"] + row["processing_ms"])
@@ -344,7 +345,7 @@ def test_a_message_from_dotnet_parked_and_retried_has_one_row(
     (row,) = spark.read.parquet(folder.location("messages")).collect()
     assert (row["message_id"], row["attempts"], row["outcome"]) == ("net", 2, "processed")
     assert row["day"] == row["due"].date()
-    assert row["critical_ms"] < 60_000, "from the due time, not from when it was sent"
+    assert row["critical_ms"] < 3_600_000, "from the due time, not from when it was sent two days before"
 
 
 # -- Kills
@@ -430,27 +431,42 @@ def test_sigterm_ends_an_audit_after_its_round(audited: Audited, tmp_path: Path)
     ]
     output = tmp_path / "output"
 
-    def tell(message_id: str) -> None:
-        event = {"event": "processed", "message_id": message_id, "endpoint": "shop", "ended": 1_795_262_400_000}
+    published: list[str] = []
+
+    def publish() -> None:
+        published.append(f"m-{len(published)}")
+        event = {"event": "processed", "message_id": published[-1], "endpoint": "shop", "ended": 1_795_262_400_000}
         with_client(audited.url, CLOCK, lambda client: client.publish(json=event, to=EVENTS))
 
     def found() -> list[int]:
         lines = output.read_text().splitlines(keepends=True)
         return [json.loads(line)["rows"]["processed"] for line in lines if line.endswith("\n")]
 
-    tell("first")
+    def is_in_a_round() -> bool:
+        """Whether the program works on a message; it is paused then, so that the round does not end before SIGTERM."""
+        if sum(found()) == len(published):
+            # The last round was over before this process looked.
+            publish()
+        if not audited.folder.noted_rows():
+            return False
+        program.pause()
+        if audited.folder.noted_rows():
+            return True
+        program.resume()
+        return False
+
+    publish()
     with output.open("wb") as file, started([sys.executable, "-m", "bide", *command, *LOCAL], stdout=file) as program:
         program.wait_until(lambda: found()[:1] == [1], "a round found the first message")
-        tell("second")
+        publish()
         program.wait_until(lambda: sum(found()) == 2, "a later round found the second")
-        tell("third")
-        program.wait_until(lambda: audited.folder.noted_rows() == 1, "a round is working on the third")
+        program.wait_until(is_in_a_round, "a round is working on another")
         assert program.end() == 128 + signal.SIGTERM
     assert found()[-1] == 1
-    assert sum(found()) == 3
+    assert sum(found()) == len(published)
     assert (audited.folder.notes(), bool(audited.folder.unfinished_work())) == ([], False)
     assert [(row["message_id"], row["outcome"]) for row in audited.messages()] == [
-        (name, "processed") for name in ("first", "second", "third")
+        (name, "processed") for name in sorted(published)
     ]
     assert audited.run().rows["processed"] == 0, "the lock is free, and nothing is left to read"
 

@@ -29,7 +29,7 @@ from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.broker.receiving import fresh
 from tests.broker.test_error_queues import park
 from tests.polling import wait_until
-from tests.spark.receiving import drain, rest
+from tests.spark.receiving import drain, drain_all, rest, wait_until_released
 from tests.spark.spark_processes import LOCAL, Counter, started
 from tests.timeouts import TIMEOUT
 
@@ -349,17 +349,19 @@ def test_a_killed_replay_is_finished_by_the_next(clock_url: str, capsys: pytest.
     error, orders, number = fresh("error"), fresh("orders"), 3_000
     put(clock_url, error, number, orders)
     arguments = ("--url", clock_url, "--queue", error, "--where", "endpoint = 'billing'")
-    command = [sys.executable, "-m", "bide", "pipeline", "replay", *arguments, *LOCAL]
+    # Over some seconds, so that the kill comes in the middle on a busy machine too.
+    command = [sys.executable, "-m", "bide", "pipeline", "replay", *arguments, "--over", "5s", *LOCAL]
     with closing(Counter(clock_url, orders)) as counter, started(command) as program:
         program.wait_until(lambda: counter() >= 300, "three hundred were sent")
         program.kill()
+    wait_until_released(clock_url, error)
     left = parked(clock_url, error)
     assert 0 < len(left) < number
 
     assert run(["pipeline", "replay", *arguments, "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
     assert done["sent"] == len(left)
-    found = Multiset((one.message_id, one.body) for one in drain(clock_url, orders, 10 * number, quiet="2s"))
+    found = Multiset((one.message_id, one.body) for one in drain_all(clock_url, orders, number))
     assert {message_id for message_id, _ in found} == {f"m{n}" for n in range(number)}, "nothing is lost"
     assert len(found) == number, "what came twice has the same id and body"
     assert parked(clock_url, error) == []

@@ -22,7 +22,7 @@ from bide.pipelines.replay.from_audit import chosen_of, failures, find
 from bide.topology import Queue, Topology
 from tests.audited_shop import AuditedShop, events, fill
 from tests.broker.conftest import SMALL_CLOCK
-from tests.spark.receiving import drain, rest
+from tests.spark.receiving import drain, drain_all, rest
 from tests.spark.spark_processes import LOCAL, started
 from tests.spark.test_folder_lock import holder_of
 from tests.spark.test_replay import on_the_wire
@@ -155,7 +155,7 @@ def test_messages_missing_in_the_streams_are_reported(
     spark: SparkSession, shop: AuditedShop, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Of the driver alone, which asks how far a stream goes.
-    monkeypatch.setattr(tap_reader, "_TIMEOUT", 3.0)
+    monkeypatch.setattr(tap_reader, "_QUIET", 1.0)
     fill(shop, 3)
     given = (spark, shop.folder, Choices(folder=str(shop.ledger)))
     assert shop.replay("--where", "sent >") == 2
@@ -255,7 +255,7 @@ def test_a_killed_replay_is_continued(shop: AuditedShop, capsys: pytest.CaptureF
     assert shop.replay(*options, "--json") == 0
     done = json.loads(capsys.readouterr().out)
     assert done["sent"] + done["sent_before"] == number
-    found = Multiset((one.message_id, one.body) for one in drain(shop.url, "orders", 10 * number, quiet="3s"))
+    found = Multiset((one.message_id, one.body) for one in drain_all(shop.url, "orders", number))
     assert {message_id for message_id, _ in found} == {f"m{n}" for n in range(number)}, "nothing is lost"
     assert len(found) == number, "what came twice has the same id and body"
     assert sum(found.values()) - number <= 4 * 200, "no more than the parts that were under way"

@@ -22,7 +22,7 @@ from bide.pipelines.schedule.rows import messages
 from bide.pipelines.schedule.run import due_times, send, survey
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
-from tests.spark.receiving import drain, new_queue, rest
+from tests.spark.receiving import drain, drain_all, new_queue, rest
 from tests.spark.spark_processes import LOCAL, started
 from tests.spark.test_folder_lock import holder_of
 
@@ -441,7 +441,7 @@ def test_a_killed_schedule_is_continued(
     # A Python worker that has all its rows outlives the JVM by as long as it takes to send them.
     assert summary["sent_before"] >= done
     assert summary["sent_before"] + summary["sent"] == rows
-    found = drain(clock_url, queue, 10 * rows, quiet="3s")
+    found = drain_all(clock_url, queue, rows)
     ids: dict[str | None, set[bytes]] = {}
     for one in found:
         ids.setdefault(one.message_id, set()).add(one.body)

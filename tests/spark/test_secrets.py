@@ -12,6 +12,7 @@ from pyspark.errors import PySparkException
 from bide.cli.app import run
 from tests.spark.receiving import new_queue
 from tests.spark.streams import Streams
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +76,7 @@ def test_the_password_appears_in_no_output_log_or_file(
     copied = streams.query(stream="orders", startingOffsets="earliest").select("value").writeStream.format("rabbitmq")
     copied = copied.options(queue="orders", checkpointLocation=str(tmp_path / "checkpoint")).trigger(availableNow=True)
     query = copied.option("url", streams.vhost.url).start()
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(int(TIMEOUT))
     query.explain(True)
 
     errors = []

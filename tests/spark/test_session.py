@@ -145,6 +145,6 @@ def test_an_error_in_a_batch_is_reported_briefly(spark: SparkSession, tmp_path: 
             .start()
         )
         with pytest.raises(BideError, match=re.escape(reason)) as caught, spark_errors():
-            query.awaitTermination(60)
+            query.awaitTermination(int(TIMEOUT))
         assert "\n" not in str(caught.value)
         assert "STREAM_FAILED" in str(caught.value)

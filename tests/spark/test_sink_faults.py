@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker.conftest import clock_url
 from tests.polling import wait_until
-from tests.spark.receiving import drain, new_queue
+from tests.spark.receiving import drain_all, new_queue
 from tests.spark.spark_processes import QUICK_JAVA, Counter, kill_python_workers, started
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ __all__ = ["clock_url"]
 
 ROWS = 16_000
 SLOWLY = {"window": "200"}
+FOR_SECONDS = {"messagesPerSecond": "2000"}
+"""For a write that is killed: it takes seconds, so that the kill comes in the middle on a busy machine too."""
 
 STREAM = """
 import sys
@@ -35,7 +37,7 @@ spark = (
 )
 spark.sparkContext.setLogLevel("OFF")
 stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).parquet(source).writeStream
-options = {"url": url, "queue": queue, "checkpointLocation": checkpoint, "window": "200"}
+options = {"url": url, "queue": queue, "checkpointLocation": checkpoint, "window": "200", "messagesPerSecond": "2000"}
 stream.format("rabbitmq").options(**options).trigger(availableNow=True).start().awaitTermination()
 """
 
@@ -63,7 +65,7 @@ def source(spark: SparkSession, tmp_path: Path) -> Path:
 def assert_at_least_once_with_equal_ids(url: str, queue: str, sent_before: int) -> None:
     bodies: dict[str | None, set[bytes]] = {}
     ids: dict[bytes, set[str | None]] = {}
-    for one in drain(url, queue, 10 * ROWS, quiet="2s"):
+    for one in drain_all(url, queue, ROWS):
         bodies.setdefault(one.message_id, set()).add(one.body)
         ids.setdefault(one.body, set()).add(one.message_id)
     assert {int(body) for body in ids} == set(range(ROWS)), "every message arrived"
@@ -82,10 +84,10 @@ def start(spark: SparkSession, source: Path, **options: str) -> StreamingQuery:
 def test_a_killed_python_worker_in_a_batch_write_loses_nothing(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter
 ) -> None:
-    def write() -> None:
+    def write(**more: str) -> None:
         frame = spark.range(0, ROWS, 1, 2).selectExpr("cast(id as string) as value")
         writer: Any = frame.write.format("rabbitmq").mode("append")
-        writer.options(url=clock_url, queue=queue, idPrefix="job-1", **SLOWLY).save()
+        writer.options(url=clock_url, queue=queue, idPrefix="job-1", **SLOWLY, **more).save()
 
     def kill() -> int:
         wait_until(lambda: counted() > 1_000, "a thousand messages are there")
@@ -95,7 +97,7 @@ def test_a_killed_python_worker_in_a_batch_write_loses_nothing(
         killing = pool.submit(kill)
         # In this thread: in others Spark looks in vain for data sources that are written in Python.
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
-            write()
+            write(**FOR_SECONDS)
         assert killing.result()
     sent_before = counted()
     write()
@@ -108,7 +110,7 @@ def test_a_killed_python_worker_of_a_stream_loses_nothing(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path
 ) -> None:
     options = {"url": clock_url, "queue": queue, "checkpointLocation": str(tmp_path / "checkpoint")}
-    query = start(spark, source, **options)
+    query = start(spark, source, **options, **FOR_SECONDS)
     wait_until(lambda: counted() > ROWS // 4 + 500, "the second micro-batch has begun")
     # One that has nothing to do at the moment is replaced without a word.
     wait_until(lambda: not (query.isActive and kill_python_workers(spark) >= 0), "the query has ended")

@@ -15,7 +15,7 @@ from bide.cli.app import run
 from bide.local_broker import LocalBroker
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.faults.proxy import Proxy
-from tests.spark.receiving import drain, new_queue, rest
+from tests.spark.receiving import drain, drain_all, new_queue
 from tests.spark.test_sink import SMALL, writer
 from tests.support import Vhost
 
@@ -84,7 +84,7 @@ def test_a_foreign_user_id_fails_only_its_own_row(spark: SparkSession, clock_url
     assert "row 4, message id m-4, failed" in str(caught.value)
     assert "user_id" in str(caught.value)
     # Those that were on their way with it may be there twice.
-    arrived = {one.body: one.user_id for one in rest(clock_url, queue)}
+    arrived = {one.body: one.user_id for one in drain_all(clock_url, queue, 9)}
     assert arrived == {str(number).encode(): USER for number in range(10) if number != 4}
 
 
@@ -151,6 +151,6 @@ def test_a_broker_that_confirms_nothing_ends_the_task_after_the_timeout(
     frame = spark.sql("select '1' as value")
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(Proxy(clock_url)) as proxy:
         proxy.rewrite = lambda data: b"" if CONFIRM in data else data
-        with pytest.raises(PySparkException, match=r"the broker has 1 of the messages.*: no confirm within 1 s"):
-            writer(frame, proxy.url, queue=queue, timeout="1s").save()
+        with pytest.raises(PySparkException, match=r"the broker has 1 of the messages.*: no confirm within 3 s"):
+            writer(frame, proxy.url, queue=queue, timeout="3s").save()
     assert [one.body for one in drain(clock_url, queue, 1)] == [b"1"], "which it has"

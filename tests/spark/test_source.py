@@ -21,6 +21,7 @@ from tests import stream_publisher
 from tests.polling import wait_until
 from tests.spark.streams import Streams
 from tests.support import RawText, stream_port
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -274,7 +275,7 @@ def test_available_now_reads_what_was_there_at_the_start(streams: Streams, tmp_p
         .foreachBatch(write)
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(int(TIMEOUT))
     assert streams.stored(tmp_path / "files") == [str(number) for number in range(6)]
 
 
@@ -410,7 +411,7 @@ def test_a_checkpoint_of_version_1_is_continued(streams: Streams, tmp_path: Path
         .foreachBatch(lambda frame, number: seen.append((number, values(frame))))
         .start()
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(int(TIMEOUT))
     assert seen == [(2, ["3", "4"])]
 
 

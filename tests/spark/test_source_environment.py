@@ -12,6 +12,7 @@ from bide.spark.datasource import RabbitMQDataSource
 from bide.streams.range_reader import OffsetRange
 from tests.spark.streams import Streams
 from tests.support import stream_port
+from tests.timeouts import TIMEOUT
 
 
 @pytest.fixture
@@ -53,7 +54,7 @@ def test_register_uses_the_current_environment(named: Streams, tmp_path: Path) -
         .trigger(availableNow=True)
         .start(str(tmp_path / "files"))
     )
-    assert query.awaitTermination(60)
+    assert query.awaitTermination(int(TIMEOUT))
     assert named.stored(tmp_path / "files") == ["0", "1", "2"]
 
 

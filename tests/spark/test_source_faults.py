@@ -72,14 +72,14 @@ def read(spark: SparkSession, vhost: Vhost, folder: Path, **more: Any) -> None:
     """Read what there is now into files."""
     query = (
         spark.readStream.format("rabbitmq")
-        .options(url=f"{vhost.url}?timeout=2", streamPort=stream_port(vhost.broker), stream="s", **more)
+        .options(url=vhost.url, streamPort=stream_port(vhost.broker), stream="s", **more)
         .load()
         .writeStream.format("parquet")
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start(str(folder / "files"))
     )
-    assert query.awaitTermination(90)
+    assert query.awaitTermination(int(TIMEOUT))
 
 
 def stored(spark: SparkSession, folder: Path) -> list[int]:

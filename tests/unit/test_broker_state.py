@@ -157,7 +157,7 @@ def test_processes_are_recognised_by_an_environment_variable(tmp_path: Path) -> 
         assert wait_until_gone(folder, seconds=0.1) == [ours.pid]
         ours.kill()
         # It is a zombie until we wait for it, and counts as gone.
-        assert wait_until_gone(folder, seconds=10.0) == []
+        assert wait_until_gone(folder, seconds=TIMEOUT) == []
         assert not is_marked(ours.pid, folder)
         theirs.kill()
 

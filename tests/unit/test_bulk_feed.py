@@ -69,7 +69,7 @@ async def test_a_thread_waits_while_the_feed_is_full() -> None:
     thread.start()
     assert not went_on.wait(0.05)
     assert (await anext(aiter(feed))).to == "0"
-    assert await asyncio.to_thread(went_on.wait, 10)
+    assert await asyncio.to_thread(went_on.wait, TIMEOUT)
     thread.join()
 
 

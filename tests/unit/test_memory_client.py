@@ -236,7 +236,7 @@ async def test_an_iteration_with_a_timeout_ends_when_no_message_comes_and_can_co
     async with bide.testing.broker() as b, b.connect() as client:
         await client.declare(REMINDERS)
         await client.publish("x", to="reminders")
-        async with client.consume("reminders", timeout="50ms") as messages:
+        async with client.consume("reminders", timeout="500ms") as messages:
             found = [message async for message in messages]
             assert [one.body for one in found] == [b"x"]
             await found[0].ack()

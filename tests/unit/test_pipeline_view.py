@@ -7,11 +7,11 @@ import pty
 import re
 import select
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from itertools import chain, repeat
 
 import pytest
 from hypothesis import given
@@ -105,18 +105,23 @@ def at_terminal() -> Iterator[Terminal]:
 
 def test_a_progress_bar_continues_after_a_failed_count() -> None:
     """A ledger in a store may not be readable for a moment."""
-    numbers = chain([2, None, 5], repeat(6))
+    number, busy, failed = 0, threading.Event(), threading.Event()
 
     def done() -> int:
-        number = next(numbers)
-        if number is None:
+        if busy.is_set():
+            failed.set()
             raise OSError("the store is busy")
         return number
 
     with at_terminal() as terminal:
         with progress("scheduling", total=7, done=done):
-            for number in (0, 2, 5):
+            for number in (0, 2):
                 assert terminal.shows(f"{number}/7"), terminal.read()[-200:]
+            busy.set()
+            assert failed.wait(TIMEOUT)
+            number = 5
+            busy.clear()
+            assert terminal.shows("5/7"), terminal.read()[-200:]
         assert "scheduling" in terminal.read()
         assert "busy" not in terminal.read()
 

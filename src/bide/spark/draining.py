@@ -209,21 +209,25 @@ class _DrainConsumer:
 
     async def _receive(self, most: int, quiet: float) -> list[BrowsedMessage]:
         found: list[BrowsedMessage] = []
-        begun, is_checked = time.monotonic(), False
+        begun, is_checked, is_empty = time.monotonic(), False, False
         while len(found) < most:
             try:
-                async with asyncio.timeout(quiet):
+                async with asyncio.timeout(0 if is_empty else quiet):
                     delivery, _ = await self._subscription.next()
                 refuse_waiting(delivery, self._delivery_count)
                 found.append(BrowsedMessage.of(delivery))
+                is_empty = False
             except TimeoutError:
-                if found:
+                if found or is_empty:
                     break
                 if not is_checked and await is_stream(self._connection, self._queue):
                     raise stream_error(self._queue, hint=_STREAMS_HINT) from None
                 is_checked = True
                 if not (ready := await self._ready()):
-                    break
+                    # Messages that a slow broker was sending are not ready. They arrive before its second answer.
+                    await self._ready()
+                    is_empty = True
+                    continue
                 if time.monotonic() - begun >= _TIMEOUT:
                     raise BrokerError(
                         f"the queue {self._queue!r} has {quantity(ready, 'message')} and delivered none within "

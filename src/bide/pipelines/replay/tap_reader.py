@@ -36,8 +36,11 @@ _MAX_SKIP: Final = 20_000
 _READ_AHEAD: Final = 32 * 1024 * 1024
 """Bytes of bodies that are kept after the check that all messages exist; further messages are read again to be sent."""
 
-_TIMEOUT: Final = 10.0
+_QUIET: Final = 10.0
 """Seconds without a message after which the end of the stream is looked up."""
+
+_TIMEOUT: Final = 10.0
+"""Seconds to wait for an answer of the broker, or for a message that it has."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +99,7 @@ async def _held(connection: Connection, stream: str, wanted: int) -> range:
     first = await _first(connection, stream)
     if first is None or first > wanted:
         return range(0)
-    end = await end_of(connection, stream, max_wait=_TIMEOUT, wanted=wanted)
+    end = await end_of(connection, stream, max_wait=_TIMEOUT, quiet=_QUIET, wanted=wanted)
     if end is None:
         raise no_answer(connection, _TIMEOUT)
     return range(first, end)
@@ -234,17 +237,17 @@ async def read_copies(
             reached = remaining[0]
             asked = time.monotonic()
             while remaining and remaining[0] - reached <= _MAX_SKIP:
-                delivery = await next_of(subscription, _TIMEOUT)
+                delivery = await next_of(subscription, _QUIET)
                 # A stream that was declared again delivers new messages only, slowly and forever, so its end is looked
                 # up at intervals too.
-                if delivery is None or time.monotonic() - asked > _TIMEOUT:
-                    end = await end_of(connection, stream, max_wait=_TIMEOUT, wanted=remaining[0])
+                if delivery is None or time.monotonic() - asked > _QUIET:
+                    end = await end_of(connection, stream, max_wait=_TIMEOUT, quiet=_QUIET, wanted=remaining[0])
                     if end is not None and end <= remaining[0]:
                         return
                     asked = time.monotonic()
                 if delivery is None:
                     raise ConnectionLostError(
-                        f"the broker sent nothing of the stream {stream} for {_TIMEOUT:g} s, and the stream is not "
+                        f"the broker sent nothing of the stream {stream} for {_QUIET:g} s, and the stream is not "
                         f"known to end before offset {remaining[0]}: start the same replay again to continue"
                     )
                 reached = offset_of(delivery)
