@@ -130,10 +130,10 @@ async def test_repeated_kills_of_one_of_three_relays_lose_nothing(vhost: Vhost) 
                         killed += 1
 
             await client.bind("orders")
+            # Over twelve seconds: a relay takes some of them to start.
             sending = asyncio.create_task(
                 _send(
-                    client,
-                    (bide.OutgoingMessage(f"{n}", to="orders", delay=f"{300 + n % 2300}ms") for n in range(count)),
+                    client, (bide.OutgoingMessage(f"{n}", to="orders", delay=f"{300 + 4 * n}ms") for n in range(count))
                 )
             )
             killing = asyncio.create_task(kill())
