@@ -52,7 +52,7 @@ class Browser:
         self._buffer = b""
         self._number = 0
         self._session: str | None = None
-        self._loaded = False
+        self._loaded = set[str]()
 
     def begin(self) -> None:
         """Open an empty page and watch it."""
@@ -60,6 +60,7 @@ class Browser:
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.call(f"{domain}.enable")
+        self.call("Page.setLifecycleEventsEnabled", enabled=True)
 
     def open(self, page: Path, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         """Load a file, as a window of this size shows it."""
@@ -67,17 +68,18 @@ class Browser:
 
     def visit(self, url: str, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         """Load a page, as a window of this size shows it."""
-        self.requests.clear()
-        self.complaints.clear()
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
         )
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        self._loaded = False
-        self.call("Page.navigate", url=url)
+        self.requests.clear()
+        self.complaints.clear()
+        self._loaded.clear()
+        page = self.call("Page.navigate", url=url)["loaderId"]
         deadline = monotonic() + TIMEOUT
-        while not self._loaded:
+        # The page before it may be reported as loaded only now.
+        while page not in self._loaded:
             self._handle(self._next(deadline))
 
     def evaluate(self, expression: str) -> Any:
@@ -110,8 +112,9 @@ class Browser:
     def _handle(self, event: dict[str, Any]) -> None:
         parameters = event.get("params", {})
         method = event.get("method")
-        if method == "Page.loadEventFired":
-            self._loaded = True
+        if method == "Page.lifecycleEvent":
+            if parameters["name"] == "load":
+                self._loaded.add(parameters["loaderId"])
         elif method == "Network.requestWillBeSent":
             self.requests.append(parameters["request"]["url"])
         elif method == "Runtime.consoleAPICalled":

@@ -72,11 +72,11 @@ def postgresql_server() -> Iterator[DatabaseServer]:
     found = shutil.which("postgres")
     assert homes or found, "PostgreSQL is not installed: run scripts/install-postgresql.sh"
     binaries = homes[-1] if homes else Path(str(found)).parent
-    port = _free_port()
     with _folder("postgres") as (folder, user):
         data = folder / "data"
         setup = [binaries / "initdb", "-D", data, "-U", "bide", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         _run(setup, user)
+        port = _free_port()  # now, and not seconds before it is used
         options = ["-c", "listen_addresses=127.0.0.1", "-c", f"port={port}", "-c", "fsync=off"]
         server = [binaries / "postgres", "-D", data, *options, "-c", f"unix_socket_directories={folder}"]
         url = f"postgresql://bide@127.0.0.1:{port}/postgres"
@@ -92,10 +92,10 @@ def mariadb_server() -> Iterator[DatabaseServer]:
     server = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     install = shutil.which("mariadb-install-db")
     assert None not in (server, install), "MariaDB is not installed: run scripts/install-mariadb.sh"
-    port = _free_port()
     with _folder("mysql") as (folder, user):
         data = folder / "data"
         _run([install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"], user)
+        port = _free_port()  # now, and not seconds before it is used
         options = ["--bind-address=127.0.0.1", f"--port={port}", f"--socket={folder}/socket", f"--datadir={data}"]
         unsafe = ["--innodb-flush-log-at-trx-commit=0", "--skip-log-bin", "--max-allowed-packet=64M"]
         url = f"mysql://root@127.0.0.1:{port}/mysql"

@@ -19,7 +19,7 @@ from tests.polling import wait_while_running
 from tests.timeouts import TIMEOUT
 
 _NAMES: Final = ("firefox-esr", "firefox")
-_LISTENING: Final = re.compile(r"WebDriver BiDi listening on ws://127\.0\.0\.1:(\d+)")
+_LISTENING: Final = re.compile(r"WebDriver BiDi listening on ws://127\.0\.0\.1:(\d+)\s")
 _EVENTS: Final = ("log.entryAdded", "network.beforeRequestSent")
 
 _TEXT: Final = 1

@@ -18,6 +18,7 @@ import click
 
 from bide.cli.app import cli, run
 from bide.delay.by_name import LAYOUTS
+from tests.timeouts import TIMEOUT
 
 DEAD: Final = "amqp://guest:guest@127.0.0.1:9/?timeout=1"
 """A broker that does not answer."""
@@ -151,7 +152,7 @@ def _required(path: Sequence[str], command: click.Command, *, url: str, api: str
     return [*given, *arguments]
 
 
-def run_in_process(arguments: Sequence[str], *, seconds: float = 60) -> Outcome:
+def run_in_process(arguments: Sequence[str], *, seconds: float = TIMEOUT) -> Outcome:
     """Run a command line as the program does, without a new process.
 
     Raises:

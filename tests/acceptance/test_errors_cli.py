@@ -6,10 +6,9 @@ import asyncio
 import json
 import logging
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -20,6 +19,8 @@ from tests.acceptance.test_cli import Program, lines
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import connected, eventually, ready_at, receive
 from tests.broker.test_error_queues import park
+from tests.faults.cutting import Proxy
+from tests.polling import wait_until
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -49,19 +50,33 @@ def ready(vhost: Vhost, queue: str) -> int:
     return asyncio.run(ready_at(vhost.url, queue))
 
 
-async def kill_half_way(vhost: Vhost, process: subprocess.Popen[bytes]) -> None:
-    """Kill a program while it moves messages from ``error`` to ``orders``."""
-    async with connected(vhost.url) as connection, asyncio.timeout(TIMEOUT), await connection.channel() as channel:
-        # As quickly as the broker answers: it takes less than a second.
-        while (await channel.declare_queue(Queue("orders"), passive=True)).message_count < PARKED // 2:
-            assert process.poll() is None, f"it was done before it could be killed: {process.communicate()}"
+def settle(vhost: Vhost, numbers: Mapping[str, int]) -> None:
+    """Wait until these queues have these numbers of messages.
+
+    The broker returns what a command has read and left there a moment after the command has ended.
+    """
+    wait_until(lambda: {name: ready(vhost, name) for name in numbers} == numbers, f"the queues have {numbers}")
+
+
+async def kill_half_way(program: Program, vhost: Vhost, command: Sequence[str]) -> int | None:
+    """Kill a program while it moves messages from ``error`` to ``orders``, and return its exit code.
+
+    It is connected through a proxy in this process: while the test gets no processor time, it moves nothing either.
+    """
+    async with Proxy(vhost.url) as proxy, connected(vhost.url) as connection, await connection.channel() as channel:
+        process = program.start(*command, BIDE_URL=proxy.url)
+        async with asyncio.timeout(TIMEOUT):
+            while (await channel.declare_queue(Queue("orders"), passive=True)).message_count < PARKED // 2:
+                assert process.poll() is None, f"it was done before it could be killed: {process.communicate()}"
         process.kill()
+        await asyncio.to_thread(process.communicate)
 
     async def none_is_unacknowledged() -> bool:
         return await ready_at(vhost.url, "error") + await ready_at(vhost.url, "orders") >= PARKED
 
     # The broker still reads what the program had sent, and then returns what it had not acknowledged.
     await eventually(none_is_unacknowledged)
+    return process.returncode
 
 
 def ids_in(vhost: Vhost, queue: str, number: int) -> list[str]:
@@ -154,7 +169,7 @@ def test_invalid_errors_commands_are_refused(program: Program, vhost: Vhost) -> 
     done = program.run("errors", "retry", "missing")
     assert done.returncode == 1
     assert b"no message 'missing'" in done.stderr
-    assert ready(vhost, "error") == 3
+    settle(vhost, {"error": 3})
 
 
 def test_a_retry_names_each_target_before_a_message_moves(program: Program, vhost: Vhost) -> None:
@@ -171,12 +186,12 @@ def test_a_retry_names_each_target_before_a_message_moves(program: Program, vhos
     named, refused = done.stderr.decode().splitlines()
     assert named == "bide: 4 messages of error: 3 to orders, 1 stays (not allowed: salaries)"
     assert refused.startswith("bide: 1 message stays: the target 'q:salaries' matches no allowed pattern (orders*)")
-    assert (ready(vhost, "orders"), ready(vhost, "salaries"), ready(vhost, "error")) == (3, 0, 1)
+    settle(vhost, {"orders": 3, "salaries": 0, "error": 1})
     assert "'q:salaries'" in program.fails(1, "errors", "edit", "forged0", "--body", "x", "--allow", "orders*")
-    assert (ready(vhost, "salaries"), ready(vhost, "error")) == (0, 1)
+    settle(vhost, {"salaries": 0, "error": 1})
     assert "is not a pattern" in program.fails(2, "errors", "retry", "forged0", "--allow", "")
     assert program.ok("errors", "edit", "forged0", "--body", "x", "--allow", "q:salaries").startswith("sent back as ")
-    assert ready(vhost, "salaries") == 1
+    settle(vhost, {"salaries": 1, "error": 0})
 
 
 @pytest.mark.long
@@ -185,20 +200,14 @@ def test_a_killed_retry_of_10_000_messages_is_finished_by_the_next(program: Prog
     (group,) = lines(program.ok("errors", "groups", "--json"))
     assert group["count"] == PARKED
     command = ["errors", "retry", "--group", group["group"], "--yes", "--json"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bide", *command], env=program.environment, stdout=subprocess.PIPE
-    )
-    asyncio.run(kill_half_way(vhost, process))
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    assert asyncio.run(kill_half_way(program, vhost, command)) == -signal.SIGKILL
     half = ready(vhost, "orders")
     assert half < PARKED
     begin = time.monotonic()
     again = json.loads(program.ok(*command))
     seconds = time.monotonic() - begin
     assert again["kept"] == {}
-    assert half + again["done"] == ready(vhost, "orders")
-    assert ready(vhost, "error") == 0
+    settle(vhost, {"orders": half + again["done"], "error": 0})
     found = Counter(ids_in(vhost, "orders", half + again["done"]))
     assert set(found) == {f"m{number}" for number in range(PARKED)}
     repeated = found.total() - PARKED

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -138,7 +139,7 @@ def test_restarted_dead_letter_workers_read_the_prefetch_and_lose_nothing(privat
         private.run(sets)
         private.run(replaces)
         missing = set(range(MESSAGES))
-        with client.consume("found", timeout="30s") as messages:
+        with client.consume("found", timeout=timedelta(seconds=TIMEOUT)) as messages:
             for message in messages:
                 missing.discard(int(message.body))
                 message.ack()

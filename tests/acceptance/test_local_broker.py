@@ -146,9 +146,13 @@ def test_only_its_owner_can_read_its_secrets(broker: LocalBroker) -> None:
     )
     assert len(broker.password) == 48
     assert broker.password not in repr(broker)
+    looked_at = 0
     for pid in broker.pids:
-        assert broker.password.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
-        assert broker.password.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # the node starts programs that end at once
+            assert broker.password.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+            assert broker.password.encode() not in Path(f"/proc/{pid}/environ").read_bytes()
+            looked_at += 1
+    assert looked_at >= 3
 
 
 def test_its_only_user_is_bide(broker: LocalBroker) -> None:

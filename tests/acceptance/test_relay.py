@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 from collections.abc import Iterator
 from datetime import timedelta
@@ -129,10 +130,10 @@ async def test_repeated_kills_of_one_of_three_relays_lose_nothing(vhost: Vhost) 
                         killed += 1
 
             await client.bind("orders")
+            # Over twelve seconds: a relay takes some of them to start.
             sending = asyncio.create_task(
                 _send(
-                    client,
-                    (bide.OutgoingMessage(f"{n}", to="orders", delay=f"{300 + n % 2300}ms") for n in range(count)),
+                    client, (bide.OutgoingMessage(f"{n}", to="orders", delay=f"{300 + 4 * n}ms") for n in range(count))
                 )
             )
             killing = asyncio.create_task(kill())
@@ -184,10 +185,12 @@ async def test_sigterm_sends_every_consumed_message_before_the_end(vhost: Vhost)
                 return await ready(connection, QUICK.receiving_queue) == 0
 
             await eventually(taken)
+            # One SIGTERM alone: a second one would end the relay at once.
             process.signal(signal.SIGTERM)
             process.signal(signal.SIGCONT)
-            done = process.stop()
-        assert done["rounds"] == count
+            out, err = await asyncio.to_thread(process.process.communicate, timeout=TIMEOUT)
+        assert process.process.returncode == 0, err.decode()
+        assert json.loads(out)["rounds"] == count
         await connection.close()
 
 

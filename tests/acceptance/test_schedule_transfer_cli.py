@@ -17,6 +17,7 @@ import pytest
 import bide
 from bide.local_broker import LocalBroker
 from tests.acceptance.test_cli import Program
+from tests.faults.cutting import Proxy
 from tests.relay_process import gate
 from tests.support import NUMBER, Vhost
 from tests.timeouts import TIMEOUT
@@ -127,14 +128,16 @@ async def test_a_stopped_transfer_prints_the_command_that_goes_on(
             for client in (first, second):
                 await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
             await fill(first, number)
-            process = program.start(*command)
-            await until_count(second, 100)
-            process.send_signal(signal.SIGTERM)
-            _, err = await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
-            assert process.returncode == 1
-            again = shlex.split(err.strip().splitlines()[-1].removeprefix("bide: go on with: "))
-            assert again[:-1] == ["bide", *command[:-1]]
-            assert again[-1].endswith(f":***@{other_vhost.url.rpartition('@')[2]}")
+            # Through a proxy in this process: while the test gets no processor time, the command makes no progress.
+            async with Proxy(other_vhost.url) as proxy:
+                process = program.start(*command[:-1], proxy.url)
+                await until_count(second, 100)
+                process.send_signal(signal.SIGTERM)
+                _, err = await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
+                assert process.returncode == 1
+                again = shlex.split(err.strip().splitlines()[-1].removeprefix("bide: go on with: "))
+                assert again[:-1] == ["bide", *command[:-1]]
+                assert again[-1].endswith(f":***@{proxy.url.rpartition('@')[2]}")
             moved = await second.count_scheduled()
             assert (await first.count_scheduled(), moved < number) == (number - moved, True)
             output = program.ok(*command)

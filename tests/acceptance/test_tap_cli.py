@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bide
-from tests.acceptance.test_cli import SMALL, Program
+from tests.acceptance.test_cli import PATIENT, SMALL, Program
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_status_shows_what_on_and_off_did(program: Program, vhost: Vhost) -> Non
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
     program.ok("send", "x", "--to", "orders", "--in", "1s", *SMALL)
-    program.ok("receive", "orders", "--count", "1", "--timeout", "20s")
+    program.ok("receive", "orders", "--count", "1", *PATIENT)
     assert "on: 'bide.v1.tap.scheduled' and 'bide.v1.tap.delivered'" in program.ok("delay", "verify", *SMALL)
 
     kept = "bide.v1.tap.scheduled and bide.v1.tap.delivered stay with their messages"

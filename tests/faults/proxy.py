@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
 from typing import Literal, Self
@@ -53,6 +54,7 @@ class Proxy:
         accepted: how many connections there were.
         cuts: how many of them the proxy broke.
         sent: bytes that clients have sent so far.
+        methods: how often clients have sent each method.
     """
 
     def __init__(self, url: str) -> None:
@@ -72,6 +74,7 @@ class Proxy:
         self.accepted = 0
         self.cuts = 0
         self.sent = 0
+        self.methods: Counter[tuple[int, int]] = Counter()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -109,11 +112,12 @@ class Proxy:
             self.cuts += 1
             pair.abort()
 
-    def strand(self) -> None:
+    def strand(self) -> list[_Pair]:
         """Break all connections for the clients, while the broker thinks that they stand."""
         for pair in self._pairs:
             pair.stranded = True
             pair.to_client.transport.abort()
+        return list(self._pairs)
 
     def stall(self) -> None:
         """Let nothing pass from now on, though all connections stand."""
@@ -144,6 +148,14 @@ class Proxy:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
+    def action(self, frame: bytes) -> Literal["before", "inside", "deaf"] | None:
+        """Count a frame of a client, and return what to do with it."""
+        if frame[0] != 1:
+            return None
+        method = _METHOD.unpack_from(frame, 7)
+        self.methods[method] += 1
+        return self.on_method.pop(method, None)
+
     def forget(self, pair: _Pair) -> None:
         """Forget a connection that one side has closed."""
         self._pairs.discard(pair)
@@ -172,7 +184,7 @@ class _Pair:
             while True:
                 head = await reader.readexactly(_HEAD.size)
                 frame = head + await reader.readexactly(_HEAD.unpack(head)[2] + 1)
-                action = self._proxy.on_method.pop(_METHOD.unpack_from(frame, 7), None) if frame[0] == 1 else None
+                action = self._proxy.action(frame)
                 if action in ("before", "inside"):
                     await self._pass(frame[: len(frame) // 2 if action == "inside" else 0])
                     self._proxy.cut_one(self)

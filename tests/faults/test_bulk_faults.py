@@ -40,6 +40,7 @@ from bide.messages.prepared import PreparedMessage
 from tests.broker.receiving import connection_of, eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
+from tests.polling import wait_until
 from tests.support import SOAK, Vhost
 from tests.timeouts import MAX_LATENESS, TIMEOUT
 
@@ -75,6 +76,16 @@ async def found(url: str, queue: str) -> Counter[str]:
     raise AssertionError("the consumer ended")
 
 
+async def publish_last(url: str, queue: str, *, delay: str | None = None) -> None:
+    """Publish the last message, over a connection that nothing breaks.
+
+    With the delay of the others, it is behind them in the same delay queue; by a longer one, it could pass those whose
+    release takes a busy broker seconds.
+    """
+    async with bide.connect(url, infrastructure=CLOCK) as client:
+        await client.publish(b"", to=queue, delay=delay, message_id=LAST)
+
+
 def generated(queue: str, number: int = MESSAGES, **options: Any) -> Iterator[OutgoingMessage]:
     for place in range(number):
         yield OutgoingMessage(b"x" * 200, to=queue, message_id=f"m{place}", **options)
@@ -107,7 +118,7 @@ async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy) -> 
             proxy.budget = partial(next, budgets, None)
             proxy.cut()
             known, error = await collect_results(client.publish_many(generated(queue, delay=delay)))
-            await client.publish(b"", to=queue, delay=None if delay is None else "3s", message_id=LAST)
+        await publish_last(vhost.url, queue, delay=delay)
         proxy.budget = lambda: None
         assert error is None
         assert len(known) == MESSAGES
@@ -147,8 +158,8 @@ async def test_cuts_at_random_bytes_report_exactly_the_messages_in_doubt(vhost: 
                 assert len(error.in_doubt) + len(error.unsent) <= 500
                 doubtful |= {str(one.message_id) for one in error.in_doubt}
                 unsent |= {str(one.message_id) for one in error.unsent}
-            proxy.budget = lambda: None
-            await client.publish(b"", to=queue, message_id=LAST)
+        proxy.budget = lambda: None
+        await publish_last(vhost.url, queue)
         # Every message has one fate.
         assert len(confirmed) + len(doubtful) + len(unsent) == MESSAGES
         there = await found(vhost.url, queue)
@@ -176,8 +187,7 @@ async def test_cuts_at_random_bytes_of_the_synchronous_publisher_lose_nothing(vh
         report = await asyncio.to_thread(publish)
         proxy.budget = lambda: None
         assert (report.total, report.confirmed, report.failures) == (MESSAGES, MESSAGES, ())
-        async with bide.connect(vhost.url) as client:
-            await client.publish(b"", to=queue, message_id=LAST)
+        await publish_last(vhost.url, queue)
         there = await found(vhost.url, queue)
         assert there.keys() == {f"m{number}" for number in range(MESSAGES)} | {LAST}
         again = [name for name, times in there.items() if times > 1]
@@ -195,7 +205,7 @@ async def test_messages_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) -
         publishing = asyncio.create_task(collect_results(client.publish_many(source)))
 
         async def sent() -> bool:
-            return PUBLISH not in proxy.on_method
+            return proxy.methods[PUBLISH] == 100
 
         await eventually(sent)
         proxy.cut()
@@ -209,7 +219,7 @@ async def test_messages_in_doubt_can_be_sent_again(vhost: Vhost, proxy: Proxy) -
         assert [one.deliver_at for one in again] == [one.due for one in error.in_doubt]
         assert (await client.publish_many(again)).confirmed == 100
         assert (await client.publish_many(source)).confirmed == 900
-        await client.publish(b"", to=queue, delay="3s", message_id=LAST)
+    await publish_last(vhost.url, queue, delay="1s")
     there = await found(vhost.url, queue)
     assert there.keys() == {LAST, *(f"m{number}" for number in range(1_000))}
 
@@ -400,16 +410,17 @@ async def test_a_broker_that_stops_answering_ends_the_bulk_publish_in_time(vhost
                 proxy.stall()
             yield message
 
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
+    # On a busy machine, a confirm may take a second.
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         async with asyncio.timeout(MAX_LATENESS.total_seconds()):
             known, error = await collect_results(client.publish_many(source(), window=100))
         assert len(known) >= 50
         assert error is not None
-        assert "no confirm within 1 s" in str(error)
+        assert "no confirm within 3 s" in str(error)
         assert isinstance(error, PublishInDoubtError)
         assert 0 < len(error.in_doubt) + len(error.unsent) <= 100
         # Nothing was sent that is not reported.
-        with pytest.raises(PublishError, match="not reached within 1 s"):
+        with pytest.raises(PublishError, match="not reached within 3 s"):
             await client.publish_many(generated(queue, 10))
         proxy.moving.set()
 
@@ -443,28 +454,28 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
 
 async def test_a_timeout_names_what_was_not_done_in_time(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="500ms") as client:
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1s") as client:
         proxy.on_method[QUEUE_DECLARE] = "deaf"
         known, error = await collect_results(client.publish_many(generated(queue, 3, delay="1s")))
         assert known == {}
         assert error is not None
         reason = "the queues and bindings that they need were not declared yet"
-        assert f"nothing was sent within 0.5 s: {reason}" in str(error)
+        assert f"nothing was sent within 1 s: {reason}" in str(error)
         assert (error.in_doubt, [one.position for one in error.unsent]) == ((), [0, 1, 2])
         proxy.cut()
-        proxy.on_method[PUBLISH] = "deaf"
-        publishing = asyncio.create_task(collect_results(client.publish_many(generated(queue, 3))))
 
-        async def sent() -> bool:
-            return PUBLISH not in proxy.on_method
+        async def works() -> bool:
+            # To connect again may take longer than the timeout.
+            _, error = await collect_results(client.publish_many(generated(queue, 1)))
+            return error is None
 
-        await eventually(sent, step=0.005)
+        await eventually(works)
         proxy.refusing = True
-        proxy.cut()
-        known, error = await publishing
+        proxy.on_method[PUBLISH] = "before"
+        known, error = await collect_results(client.publish_many(generated(queue, 3)))
         assert known == {}
         assert error is not None
-        assert "no confirm within 0.5 s: the broker was not reached" in str(error)
+        assert "no confirm within 1 s: the broker was not reached" in str(error)
         assert [one.position for one in error.in_doubt] == [0, 1, 2]
 
 
@@ -530,8 +541,9 @@ async def test_the_synchronous_publisher_reports_a_batch_that_cannot_start(vhost
     def publish() -> tuple[BulkInDoubtError, PublishSummary]:
         with BulkPublisher(proxy.url, timeout="3s") as publisher:
             publisher.publish_many(generated(queue, 10))
-            proxy.refusing = True
+            proxy.refusing, before = True, proxy.accepted
             loop.call_soon_threadsafe(proxy.cut)
+            wait_until(lambda: proxy.accepted > before, "it has noticed and tries to connect again")
             with pytest.raises(BulkInDoubtError, match="not reached within 3 s") as caught:
                 publisher.publish_many(generated(queue, 7_000))
             proxy.refusing = False
@@ -577,6 +589,13 @@ async def test_results_known_before_the_failure_are_in_the_error(vhost: Vhost, p
             return await ready(connection, queue) == number
 
         await eventually(partial(stored, 9))
+        publisher = await connection_of(client)
+
+        async def confirmed() -> bool:
+            # The message is in the queue before its confirm is here.
+            return not publisher.is_waiting
+
+        await eventually(confirmed)
         more.set()
         await eventually(partial(stored, 19))
         await connection.close()
@@ -600,7 +619,7 @@ async def test_an_unsupported_broker_after_the_cut_ends_the_bulk_publish(vhost: 
                 proxy.cut()
             yield message
 
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="10s") as client:
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="120s") as client:
         async with asyncio.timeout(TIMEOUT):
             known, error = await collect_results(client.publish_many(source(), window=100))
         proxy.rewrite = bytes
@@ -678,7 +697,7 @@ async def test_a_broker_alarm_does_not_count_against_the_timeout(dedicated: Dedi
             names.append(f"m{len(names)}")
             yield OutgoingMessage(b"", to=queue, message_id=names[-1])
 
-    async with bide.connect(f"{dedicated.url()}?heartbeat=3", infrastructure=CLOCK, timeout="2s") as client:
+    async with bide.connect(f"{dedicated.url()}?heartbeat=3", infrastructure=CLOCK, timeout="7s") as client:
         connection = await connection_of(client)
         await asyncio.to_thread(dedicated.broker.rabbitmqctl, "set_vm_memory_high_watermark", "0.000001")
         try:

@@ -13,6 +13,7 @@ import bide
 from bide.admin.apply import exists
 from bide.errors import BideError, PublishError
 from tests.broker.receiving import connected, connection_of, eventually, fresh, ready
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from bide.amqp.connection import Connection
@@ -104,7 +105,7 @@ async def test_a_new_digit_queue_does_not_lose_a_confirmed_message_when_its_node
     for number in range(3):
         vhost = f"new-{number}"
         url = broker.add_vhost(vhost)
-        async with bide.connect(url, timeout="120s") as client:
+        async with bide.connect(url, timeout=timedelta(seconds=TIMEOUT)) as client:
             await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
             await client.publish(b"", to="q", delay="5m")
             await asyncio.to_thread(broker.kill)

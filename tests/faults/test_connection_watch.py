@@ -152,7 +152,7 @@ async def test_a_publish_does_not_wait_for_the_end_of_a_pause_in_the_background(
 
         await eventually(has_tried)
         proxy.refusing = False
-        await asyncio.wait_for(client.publish(b"", to=queue), 20)
+        await asyncio.wait_for(client.publish(b"", to=queue), TIMEOUT)
         assert client.connected
 
 
@@ -175,5 +175,5 @@ async def test_a_publish_does_not_wait_for_a_pause_after_a_failed_attempt_in_the
             await asyncio.sleep(0)
         proxy.cut()
         proxy.moving.set()
-        await asyncio.wait_for(publishing, 20)
+        await asyncio.wait_for(publishing, TIMEOUT)
         assert client.connected

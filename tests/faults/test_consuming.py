@@ -143,15 +143,32 @@ async def test_an_exclusive_consumer_waits_until_the_broker_closes_its_old_conne
     vhost: Vhost, proxy: Proxy
 ) -> None:
     queue = await filled(vhost.url, 2, kind="classic")
-    async with bide.connect(f"{proxy.url}?heartbeat=1") as client, client.consume(queue, exclusive=True) as messages:
+    async with bide.connect(proxy.url) as client, client.consume(queue, exclusive=True) as messages:
         await (await anext(messages)).ack()
-        proxy.strand()
+        stranded = proxy.strand()
         await eventually(partial(_is_off, messages))
         async with bide.connect(vhost.url) as other:
             with pytest.raises(AccessRefusedError, match="another consumer uses it exclusively"):
                 await anext(other.consume(queue, exclusive=True))
+        refusals = 0
+
+        def count(data: bytes) -> bytes:
+            nonlocal refusals
+            refusals += data.count(b"in exclusive use")
+            return data
+
+        async def is_refused() -> bool:
+            return refusals >= 2
+
+        proxy.rewrite = count
+        receiving = asyncio.create_task(anext(messages))
+        await eventually(is_refused)
+        assert not receiving.done()
+        # As the broker does when it misses the heartbeats.
+        for pair in stranded:
+            pair.abort()
         async with asyncio.timeout(TIMEOUT):
-            await (await anext(messages)).ack()
+            await (await receiving).ack()
 
 
 @pytest.mark.parametrize("sending", [False, True])
@@ -183,9 +200,9 @@ async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost
 
 async def test_an_idle_connection_is_kept_by_heartbeats(vhost: Vhost, proxy: Proxy) -> None:
     queue = await filled(vhost.url, 1)
-    async with bide.connect(f"{proxy.url}?heartbeat=2") as client, client.consume(queue) as messages:
+    async with bide.connect(f"{proxy.url}?heartbeat=3") as client, client.consume(queue) as messages:
         message = await anext(messages)
-        await asyncio.sleep(6.5)  # longer than both sides wait for a sign of life
+        await asyncio.sleep(9.5)  # longer than both sides wait for a sign of life
         await message.ack()
         await client.publish(b"", to=queue)
         await anext(messages)
@@ -213,7 +230,9 @@ async def test_a_connection_closed_by_the_broker_is_reopened(vhost: Vhost) -> No
         first = await anext(messages)
 
         async def closed() -> bool:
-            # The page knows of a connection some seconds after it was opened.
+            # The page knows of a connection some seconds after it was opened, and until some time after its end.
+            if first.lost:
+                return True
             for one in management.call("GET", "connections"):
                 if one.get("client_properties", {}).get("connection_name", "").startswith(name):
                     management.call("DELETE", "connections", one["name"])

@@ -6,6 +6,8 @@ import asyncio
 import logging
 import socket
 import time
+from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -15,14 +17,23 @@ from bide.errors import AuthenticationError, BrokerUnreachableError, VirtualHost
 from tests.broker.receiving import eventually
 from tests.faults.proxy import Proxy
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
+
+WAIT = timedelta(seconds=TIMEOUT)
 
 
 @pytest.fixture
-def closed_port() -> int:
-    """A port that nothing listens on."""
+def closed() -> Iterator[socket.socket]:
+    """A socket that has a port and does not listen, so that nothing else gets this port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+        yield one
+
+
+@pytest.fixture
+def closed_port(closed: socket.socket) -> int:
+    """A port that nothing listens on."""
+    return int(closed.getsockname()[1])
 
 
 async def waited_for(caplog: pytest.LogCaptureFixture) -> None:
@@ -33,7 +44,7 @@ async def waited_for(caplog: pytest.LogCaptureFixture) -> None:
 
 
 async def test_a_client_waits_for_a_port_that_opens_later(
-    vhost: Vhost, closed_port: int, caplog: pytest.LogCaptureFixture
+    vhost: Vhost, closed: socket.socket, closed_port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="bide")
     url = BrokerUrl.parse(vhost.url)
@@ -50,10 +61,10 @@ async def test_a_client_waits_for_a_port_that_opens_later(
         await asyncio.gather(copy(reader, back_writer), copy(back_reader, writer))
 
     late = vhost.url.replace(f":{port}", f":{closed_port}")
-    connecting = asyncio.ensure_future(_connected(late, wait="60s"))
+    connecting = asyncio.ensure_future(_connected(late, wait=WAIT))
     await waited_for(caplog)
     assert not connecting.done()
-    server = await asyncio.start_server(forward, "127.0.0.1", closed_port)
+    server = await asyncio.start_server(forward, sock=closed)
     client = await connecting
     assert client.connected
     await client.close()
@@ -61,7 +72,7 @@ async def test_a_client_waits_for_a_port_that_opens_later(
     await server.wait_closed()
 
 
-async def _connected(url: str, *, wait: str) -> bide.Client:
+async def _connected(url: str, *, wait: str | timedelta) -> bide.Client:
     return await bide.connect(url, wait=wait)
 
 
@@ -71,7 +82,7 @@ async def test_a_client_waits_while_the_port_is_open_and_connections_are_closed(
     """A container's port is often open before the program in it listens."""
     caplog.set_level(logging.INFO, logger="bide")
     proxy.refusing = True
-    connecting = asyncio.ensure_future(asyncio.to_thread(bide.connect_sync, proxy.url, wait="60s"))
+    connecting = asyncio.ensure_future(asyncio.to_thread(bide.connect_sync, proxy.url, wait=WAIT))
     await waited_for(caplog)
     proxy.refusing = False
     client = await connecting
@@ -98,4 +109,4 @@ async def test_a_refusal_is_not_waited_for(vhost: Vhost) -> None:
         (f"{vhost.url}-missing", VirtualHostError),
     ):
         with pytest.raises(error):
-            await asyncio.wait_for(_connected(url, wait="10m"), 60)
+            await asyncio.wait_for(_connected(url, wait="1h"), TIMEOUT)

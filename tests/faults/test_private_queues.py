@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from datetime import timedelta
 
 import pytest
 
@@ -13,6 +14,7 @@ from bide.errors import AccessRefusedError, BrokerError, InvalidTopologyError, P
 from tests.broker.receiving import eventually, fresh
 from tests.faults.proxy import Proxy
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 EVENTS = bide.Topology(exchanges=[bide.Exchange("events", "topic")])
 
@@ -30,7 +32,7 @@ async def test_each_client_gets_the_events_that_its_queue_is_bound_to(client: bi
         assert len(set(both.values())) == 2
         await client.publish("x", exchange="events", routing_key="order.created")
         for one, queue in both.items():
-            async with one.consume(queue, timeout="20s") as messages:
+            async with one.consume(queue, timeout=timedelta(seconds=TIMEOUT)) as messages:
                 message = await anext(messages)
                 assert (message.body, message.routing_key) == (b"x", "order.created")
                 await message.ack()
@@ -132,7 +134,8 @@ async def test_the_synchronous_client_has_private_queues(vhost: Vhost) -> None:
         with bide.connect_sync(vhost.url) as client:
             queue = client.private_queue()
             client.publish("x", to=queue)
-            with client.consume(queue, timeout="20s") as messages, next(messages).process() as message:
+            patience = timedelta(seconds=TIMEOUT)
+            with client.consume(queue, timeout=patience) as messages, next(messages).process() as message:
                 return message.body
 
     assert await asyncio.to_thread(exchange) == b"x"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncIterator
+from datetime import timedelta
 
 import pytest
 
@@ -91,7 +92,7 @@ async def test_a_bulk_publish_goes_on_when_the_broker_was_killed(dedicated: Dedi
                 await asyncio.to_thread(broker.restart)
             yield bide.OutgoingSchedule(b"x", key=f"k{number}", to="q", delay="1d")
 
-    async with bide.connect(broker.url, timeout="120s") as client:
+    async with bide.connect(broker.url, timeout=timedelta(seconds=TIMEOUT)) as client:
         await client.declare(NAMES.topology())
         await asyncio.to_thread(flush_declarations, broker)
         results = [one async for one in client.publish_many(items())]

@@ -18,12 +18,13 @@ from bide.streams.range_reader import OffsetRange, read_range
 from tests.broker.receiving import fresh
 from tests.faults.conftest import DedicatedBroker
 from tests.support import stream_port
+from tests.timeouts import TIMEOUT
 
 
 def address_of(dedicated: DedicatedBroker, **options: Any) -> Address:
     """Where its streams are, with options of the URL."""
     url = dedicated.broker.url.replace("amqp://", "amqps://")
-    chosen = {"cafile": dedicated.folder / "ca.pem", "timeout": 5, **options}
+    chosen = {"cafile": dedicated.folder / "ca.pem", "timeout": f"{TIMEOUT:.0f}", **options}
     query = "&".join(f"{name}={value}" for name, value in chosen.items())
     return Address.of(f"{url}?{query}", dedicated.stream_tls_port)
 
@@ -66,7 +67,7 @@ async def test_an_untrusted_broker_is_refused(dedicated: DedicatedBroker, tmp_pa
 async def test_mixing_tls_and_plain_ports_is_an_error(dedicated: DedicatedBroker) -> None:
     plain = stream_port(dedicated.broker)
     with pytest.raises(BrokerUnreachableError):
-        Address(url=address_of(dedicated).url, port=plain).connect()
+        Address(url=address_of(dedicated, timeout=5).url, port=plain).connect()
     with pytest.raises(BrokerUnreachableError, match="rabbitmq_stream"):
         Address.of(f"{dedicated.broker.url}?timeout=2", dedicated.stream_tls_port).connect()
 

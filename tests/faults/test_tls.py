@@ -14,6 +14,7 @@ from bide.amqp import tls_warnings
 from bide.errors import AuthenticationError, BrokerUnreachableError, InvalidUrlError, TlsError
 from tests.broker.receiving import fresh
 from tests.faults.conftest import CLOCK, DedicatedBroker
+from tests.timeouts import TIMEOUT
 
 
 def written(authority: trustme.CA, folder: Path, name: str) -> Path:
@@ -70,13 +71,13 @@ async def test_a_host_name_missing_in_the_certificate_is_refused(dedicated: Dedi
 
 async def test_tls_to_a_plain_port_is_an_error(dedicated: DedicatedBroker, tmp_path: Path) -> None:
     trusted = written(dedicated.authority, tmp_path, "right")
-    plain = dedicated.url().replace("amqp://", "amqps://") + f"?cafile={trusted}&timeout=5"
+    plain = dedicated.url().replace("amqp://", "amqps://") + f"?cafile={trusted}&timeout={TIMEOUT:.0f}"
     with pytest.raises(BrokerUnreachableError, match=r"amqp://|TLS"):
         await bide.connect(plain)
 
 
 async def test_plain_to_a_tls_port_is_an_error(dedicated: DedicatedBroker) -> None:
-    url = dedicated.url(tls="timeout=5").replace("amqps://", "amqp://")
+    url = dedicated.url(tls=f"timeout={TIMEOUT:.0f}").replace("amqps://", "amqp://")
     with pytest.raises(BrokerUnreachableError, match="amqps://"):
         await bide.connect(url)
 
