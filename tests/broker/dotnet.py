@@ -73,7 +73,10 @@ class Transport:
 
     def __init__(self, url: str, routing: Routing = "conventional") -> None:
         self.routing = routing
-        self.connection = pika.BlockingConnection(pika.URLParameters(url))
+        parameters = pika.URLParameters(url)
+        # Nothing answers heartbeats while the test does something else.
+        parameters.heartbeat = 0
+        self.connection = pika.BlockingConnection(parameters)
         self.channel = self.connection.channel()
         self.channel.confirm_delivery()
         self.channel.basic_qos(prefetch_count=1)

@@ -108,10 +108,14 @@ async def eventually(what: Callable[[], Awaitable[bool]], *, seconds: float = TI
 
 
 @contextmanager
-def leaping_clock() -> Iterator[Callable[[timedelta], None]]:
+def leaping_clock(*, suspends: bool = False) -> Iterator[Callable[[timedelta], None]]:
     """Yield a function that sets bide's clock forward; the broker's clock is not changed.
 
     A timeout then ends after a fixed number of steps, however long each step takes.
+
+    Args:
+        suspends: whether the monotonic clock goes forward too, as on a machine that was suspended. A gate believes
+            this at once, and a step of the wall clock alone only later.
     """
     offset = timedelta(0)
 
@@ -124,4 +128,7 @@ def leaping_clock() -> Iterator[Callable[[timedelta], None]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Tcp, "now", now)
+        if suspends:
+            monotonic = Tcp.monotonic
+            patch.setattr(Tcp, "monotonic", lambda self: monotonic(self) + offset.total_seconds())
         yield leap

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.support import Vhost
 
 LEVELS = 28
-TEN_SECONDS = "0." * 24 + "1.0.1.0."
+THOUSAND_SECONDS = "0." * 18 + "1.1.1.1.1.0.1.0.0.0."
 
 
 @pytest.fixture
@@ -233,8 +233,8 @@ async def test_messages_for_other_exchanges_do_not_stop_those_delayed_by_dotnet(
 async def test_the_first_applicable_level_is_entered(vhost: Vhost, dotnet: Channel) -> None:
     async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing="direct")) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
-        await client.publish(b"x", to="q", delay="10s")
-        delivery = await dotnet.get("nsb.v2.delay-level-03")
+        await client.publish(b"x", to="q", delay="1000s")
+        delivery = await dotnet.get("nsb.v2.delay-level-09")
         assert delivery is not None
-        assert (delivery.exchange, delivery.routing_key) == ("nsb.v2.delay-level-03", TEN_SECONDS + "q")
+        assert (delivery.exchange, delivery.routing_key) == ("nsb.v2.delay-level-09", THOUSAND_SECONDS + "q")
         dotnet.nack(delivery.delivery_tag)

@@ -84,11 +84,13 @@ async def test_a_policy_that_deletes_confirmed_messages_does_not_pass_verify(
         for _ in range(10):
             await client.publish(b"", to="orders", delay="20s")
         assert await ready(connection, "bide.v1.s20") == 10
-        await put(api, vhost.name, {"expires": 3000}, kind=kind)
+        # Long enough for the queues to be there when they are checked.
+        await put(api, vhost.name, {"expires": 600_000}, kind=kind)
         found = await problems(connection, SMALL_CLOCK, api)
-        assert "policy 'housekeeping' sets expires to 3000 on 2 of 2 queues ('bide.v1.s20' and " in found
+        assert "policy 'housekeeping' sets expires to 600000 on 2 of 2 queues ('bide.v1.s20' and " in found
         assert ("protection.protect(" in found) is (kind == POLICY)
         assert ("operator policy" in found) is (kind == OPERATOR)
+        await put(api, vhost.name, {"expires": 3000}, kind=kind)
 
         async def gone() -> bool:
             try:
@@ -113,10 +115,10 @@ async def test_a_policy_that_hastens_messages_does_not_pass_verify(
         assert "policy 'housekeeping' sets message-ttl to 1000 on 20 queues that do not exist yet" in found
         for _ in range(10):
             await client.publish(b"", to="orders", delay="20s")
+        messages = await receive(client, "orders", 10)
         found = await problems(connection, SMALL_CLOCK, api)
         # Those that hold messages for a second at most are as they were.
         assert "policy 'housekeeping' sets message-ttl to 1000 on 2 of 2 queues" in found
-        messages = await receive(client, "orders", 10)
     assert all(one.lateness is not None and one.lateness.total_seconds() < -1 for one in messages)
 
 

@@ -9,13 +9,15 @@ import signal
 import socket
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx2
 
 import bide
+from bide.schedules.names import PARTITIONS
+from tests.broker.receiving import eventually
 from tests.broker.schedule_log import gating
 from tests.readme import ROOT, blocks, commands_of
 from tests.support import Vhost
@@ -31,7 +33,7 @@ def test_the_page_shows_the_programs_as_they_are() -> None:
 
 
 @asynccontextmanager
-async def program(vhost: Vhost, *command: str) -> AsyncIterator[Process]:
+async def program(vhost: Vhost, *command: str, pass_fds: Collection[int] = ()) -> AsyncIterator[Process]:
     """A Python program in the example's folder, ended by SIGTERM."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, *command),
@@ -39,6 +41,7 @@ async def program(vhost: Vhost, *command: str) -> AsyncIterator[Process]:
         env={**os.environ, "BIDE_URL": vhost.url, "REMIND_AFTER": "1h"},
         stdout=PIPE,
         stderr=STDOUT,
+        pass_fds=pass_fds,
     )
     try:
         yield process
@@ -60,6 +63,24 @@ async def line_of(process: Process, part: str) -> str:
     raise AssertionError(read)
 
 
+@asynccontextmanager
+async def shop(vhost: Vhost) -> AsyncIterator[int]:
+    """The web application, and its port, which no other process can take before the application has it."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number = listener.fileno()
+        # Nothing reads a log of requests, and the application would wait for that when the pipe is full.
+        command = ("-m", "uvicorn", "shop:app", "--fd", str(number), "--no-access-log")
+        async with program(vhost, *command, pass_fds=[number]) as process:
+            await line_of(process, "Uvicorn running")
+            yield listener.getsockname()[1]
+
+
+async def leads_all(gate: bide.Gate) -> bool:
+    """Whether a gate answers on all partitions; the shop waits for an answer for 5 s only."""
+    return len(gate.leads) == PARTITIONS
+
+
 async def curl(command: str, port: int) -> str:
     """What a command of the page prints, sent to this port."""
     process = await asyncio.create_subprocess_exec(
@@ -78,21 +99,17 @@ def free_port() -> int:
 
 
 async def test_the_commands_print_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
-    port = free_port()
     sections = {
         title: [one for _, text in blocks(PAGE, title) if text.startswith("$ curl") for one in commands_of(text)]
         for title in ("Run it", "Paid in time", "More time", "Paid too late", "No gate")
     }
     assert all(sections.values())
-    async with (
-        bide.connect(vhost.url) as client,
-        program(vhost, "-m", "uvicorn", "shop:app", "--port", str(port)) as shop,
-    ):
-        await line_of(shop, "Uvicorn running")
+    async with bide.connect(vhost.url) as client, shop(vhost) as port:
         async with (
-            gating(vhost.url, tmp_path / "gate", allow=["reminders"]),
+            gating(vhost.url, tmp_path / "gate", allow=["reminders"]) as gate,
             program(vhost, "mailer.py") as mailer,
         ):
+            await eventually(lambda: leads_all(gate))
             for title in ("Run it", "Paid in time", "More time"):
                 for command, printed in sections[title]:
                     assert (title, await curl(command, port)) == (title, printed.rstrip("\n"))
@@ -109,14 +126,14 @@ async def test_the_commands_print_what_the_page_shows(vhost: Vhost, tmp_path: Pa
 
 
 async def test_a_payment_while_its_order_is_scheduled_leaves_no_reminder(vhost: Vhost, tmp_path: Path) -> None:
-    port, conflicts, paid = free_port(), 0, set[str]()
+    conflicts, paid = 0, set[str]()
     async with (
-        gating(vhost.url, tmp_path / "gate", allow=["reminders"]),
+        gating(vhost.url, tmp_path / "gate", allow=["reminders"]) as gate,
         bide.connect(vhost.url) as client,
-        program(vhost, "-m", "uvicorn", "shop:app", "--port", str(port)) as shop,
-        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}/orders") as browser,
+        shop(vhost) as port,
+        httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}/orders", timeout=TIMEOUT) as browser,
     ):
-        await line_of(shop, "Uvicorn running")
+        await eventually(lambda: leads_all(gate))
         number = 0
         async with asyncio.timeout(TIMEOUT):
             while conflicts < 3:

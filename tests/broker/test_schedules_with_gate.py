@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -14,17 +14,15 @@ import pytest
 import bide
 from bide import ScheduleOutcome
 from bide.schedules.names import PARTITIONS
-from tests.broker.receiving import eventually, ready_at, receive
+from tests.broker.receiving import eventually, leaping_clock, ready_at, receive
 from tests.broker.schedule_log import gating
 from tests.leaks import no_leaks
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
 MONDAY = datetime(2040, 1, 2, tzinfo=UTC)
-SOON = "6s"
-"""Long enough to cancel, replace or pause what is due then, on a busy machine too."""
-
-LATER = "7s"
+SOON = timedelta(minutes=10)
+"""Long enough to cancel, replace or pause what is due then, on a busy machine too: the clock leaps to that time."""
 
 
 @pytest.fixture(autouse=True)
@@ -35,8 +33,17 @@ async def quiet() -> AsyncIterator[None]:
 
 
 @pytest.fixture
-async def client(vhost: Vhost, tmp_path: Path, quiet: None) -> AsyncIterator[bide.Client]:
-    """A client, with a target and a gate at work."""
+def leap() -> Iterator[Callable[[timedelta], None]]:
+    """A function that sets the clock of clients and gates forward."""
+    with leaping_clock(suspends=True) as leap:
+        yield leap
+
+
+@pytest.fixture
+async def client(
+    vhost: Vhost, tmp_path: Path, quiet: None, leap: Callable[[timedelta], None]
+) -> AsyncIterator[bide.Client]:
+    """A client, with a target and a gate at work, whose clock does not go back before their end."""
     async with bide.connect(vhost.url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders"), bide.Queue.quorum("mail")]))
         async with gating(vhost.url, tmp_path / "gate"):
@@ -57,21 +64,25 @@ async def test_a_message_is_delivered_when_it_is_due_as_it_was_given(client: bid
     assert message.sent_at is not None
 
 
-async def test_a_cancelled_message_is_not_delivered(client: bide.Client, vhost: Vhost) -> None:
+async def test_a_cancelled_message_is_not_delivered(
+    client: bide.Client, vhost: Vhost, leap: Callable[[timedelta], None]
+) -> None:
     made = await client.schedule(b"cancelled", key="invoice:42", to="reminders", delay=SOON)
     result = await client.cancel("invoice:42")
     assert result == bide.ScheduleResult(key="invoice:42", outcome=ScheduleOutcome.CANCELLED, version=made.version)
     assert (await client.cancel("invoice:42")).outcome is ScheduleOutcome.NOT_FOUND
+    leap(SOON)
     # It would have been delivered before this one.
-    await client.schedule(b"sent", key="other", to="reminders", delay=LATER)
+    await client.schedule(b"sent", key="other", to="reminders", delay="1s")
     assert [one.body for one in await receive(client, "reminders", 1)] == [b"sent"]
     assert (await client.cancel("other")).outcome is ScheduleOutcome.TOO_LATE
     assert await ready_at(vhost.url, "reminders") == 0
 
 
-async def test_the_same_key_replaces_what_waits(client: bide.Client) -> None:
+async def test_the_same_key_replaces_what_waits(client: bide.Client, leap: Callable[[timedelta], None]) -> None:
     await client.schedule(b"old", key="k", to="reminders", delay=SOON)
-    await client.schedule(b"new", key="k", to="reminders", delay=LATER)
+    await client.schedule(b"new", key="k", to="reminders", delay=SOON + timedelta(seconds=1))
+    leap(SOON)
     assert [one.body for one in await receive(client, "reminders", 1)] == [b"new"]
 
 
@@ -91,7 +102,9 @@ async def test_a_condition_decides_whether_a_schedule_replaces(client: bide.Clie
     assert found.body == b"third"
 
 
-async def test_a_schedule_is_moved_paused_resumed_and_run(client: bide.Client) -> None:
+async def test_a_schedule_is_moved_paused_resumed_and_run(
+    client: bide.Client, leap: Callable[[timedelta], None]
+) -> None:
     made = await client.schedule(b"moved", key="k", to="reminders", deliver_at=MONDAY)
     wrong = await client.reschedule("k", delay="0s", if_version="other-1")
     assert (wrong.outcome, wrong.version) == (ScheduleOutcome.CHANGED, made.version)
@@ -105,7 +118,8 @@ async def test_a_schedule_is_moved_paused_resumed_and_run(client: bide.Client) -
     found = await client.scheduled("k")
     assert found is not None
     assert found.state == "paused"
-    await client.schedule(b"other", key="j", to="reminders", delay=LATER)
+    leap(SOON)
+    await client.schedule(b"other", key="j", to="reminders", delay="1s")
     assert [one.body for one in await receive(client, "reminders", 1)] == [b"other"]
     assert (await client.resume("k")).outcome is ScheduleOutcome.RESUMED
     assert [one.body for one in await receive(client, "reminders", 1)] == [b"paused"]

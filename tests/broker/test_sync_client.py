@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 
 import pytest
 
@@ -31,13 +32,15 @@ def queue(client: bide.SyncClient) -> str:
     return name
 
 
-def bodies(client: bide.SyncClient, queue: str) -> list[str]:
-    """The bodies of all messages of a queue, acknowledged."""
-    found = []
-    with client.consume(queue, timeout="1s") as messages:
-        for message in messages:
+def bodies(client: bide.SyncClient, queue: str, number: int) -> list[str]:
+    """The bodies of all messages of a queue, acknowledged. More or fewer than this number are an error."""
+    found: list[str] = []
+    with client.consume(queue, timeout=timedelta(seconds=TIMEOUT)) as messages:
+        while len(found) < number:
+            message = next(messages)
             found.append(message.body.decode())
             message.ack()
+    assert client.message_count(queue) == 0
     return found
 
 
@@ -51,7 +54,7 @@ def test_publish_many_reads_the_input_in_the_thread_of_the_caller(client: bide.S
 
     assert client.publish_many(messages()).confirmed == 2_500
     assert threads == {threading.get_ident()}
-    assert bodies(client, queue) == [str(number) for number in range(2_500)]
+    assert bodies(client, queue, 2_500) == [str(number) for number in range(2_500)]
 
 
 def test_publish_many_reports_what_the_broker_does_not_accept(client: bide.SyncClient, queue: str) -> None:
@@ -59,7 +62,7 @@ def test_publish_many_reports_what_the_broker_does_not_accept(client: bide.SyncC
     with pytest.raises(BulkPublishError, match="2 of 4 messages were not accepted") as caught:
         client.publish_many(sent)
     assert [one.position for one in caught.value.report.failures] == [0, 2]
-    assert len(bodies(client, queue)) == 2
+    assert bodies(client, queue, 2) == ["", ""]
 
 
 def test_publish_many_confirms_earlier_messages_when_the_input_fails(client: bide.SyncClient, queue: str) -> None:
@@ -70,7 +73,7 @@ def test_publish_many_confirms_earlier_messages_when_the_input_fails(client: bid
     with pytest.raises(KeyError, match="no such row") as caught:
         client.publish_many(messages())
     assert caught.value.__notes__ == ["until then: 1 confirmed"]
-    assert bodies(client, queue) == ["1"]
+    assert bodies(client, queue, 1) == ["1"]
 
 
 def test_publish_many_refuses_an_invalid_window_at_once(client: bide.SyncClient) -> None:
@@ -87,12 +90,13 @@ def test_the_calls_of_the_asynchronous_client_are_there(client: bide.SyncClient,
     before = client.now()
     assert client.publish("x", to=queue, delay="10ms").due >= before  # type: ignore[operator]  # a delay has a due time
     assert client.now() >= before
-    assert bodies(client, queue) == ["x"]
+    assert bodies(client, queue, 1) == ["x"]
 
 
 def test_a_received_message_is_typed_and_settled_once(client: bide.SyncClient, queue: str) -> None:
     client.publish(json={"a": 1}, to=queue, headers={"h": 1}, message_id="m")
-    with client.consume(queue, prefetch=1, timeout="20s", arguments={"x-priority": 5}) as messages:
+    timeout = timedelta(seconds=TIMEOUT)
+    with client.consume(queue, prefetch=1, timeout=timeout, arguments={"x-priority": 5}) as messages:
         message = next(messages)
         assert isinstance(message, bide.SyncMessage)
         assert (message.json(), message.headers, message.message_id) == ({"a": 1}, {"h": 1}, "m")
@@ -104,7 +108,7 @@ def test_a_received_message_is_typed_and_settled_once(client: bide.SyncClient, q
         again = next(messages)
         assert again.delivery_count == 1
         again.reject()
-    assert bodies(client, queue) == []
+    assert client.message_count(queue) == 0
 
 
 FORK = """

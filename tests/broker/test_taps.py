@@ -163,8 +163,10 @@ async def test_a_tapped_clock_still_sets_messages_without_a_target_aside(vhost: 
     await turn_on(connection, SMALL_CLOCK)
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(QUEUES)
-        sent = await client.publish(b"unrouted", to="orders", delay="1s")
+        await client.bind("orders")
+        # The client knows the target from now on, so it sends the message although the queue is gone.
         await (await connection.channel()).delete_queue("orders")
+        sent = await client.publish(b"unrouted", to="orders", delay="1s")
         (aside,) = await receive(client, SMALL_CLOCK.undeliverable, 1)
         assert aside.message_id == sent.message_id
         for stream in taps_of(SMALL_CLOCK).names:
@@ -256,8 +258,10 @@ async def test_a_tapped_cascade_keeps_messages_without_a_target_only_in_the_tap(
         await turn_on(connection, NSB)
     async with bide.connect(vhost.url, infrastructure=NSB) as client:
         await client.declare(QUEUES)
-        await client.publish(b"unrouted", to="orders", delay="1s", message_id="lost")
+        await client.bind("orders")
+        # The client knows the target from now on, so it sends the message although the queue is gone.
         await (await connection.channel()).delete_queue("orders")
+        await client.publish(b"unrouted", to="orders", delay="1s", message_id="lost")
         (one,) = (
             await read(client, "bide.tap.nsb.v2.delivered", 1)
             if tapped
@@ -282,7 +286,8 @@ async def test_taps_can_be_switched_while_messages_flow(
     assert await states(connection, SMALL_CLOCK, api) == "off"
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         await client.declare(QUEUES)
-        await client.publish(b"", to="orders", delay="2s", message_id="before")
+        # Long enough for the taps to be turned on meanwhile.
+        await client.publish(b"", to="orders", delay="8s", message_id="before")
         first = await turn_on(connection, SMALL_CLOCK)
         assert (first.created, first.kept) == ((scheduled, delivered), ())
         await client.publish(b"", to="orders", delay="1s", message_id="during")
@@ -411,7 +416,8 @@ async def test_the_streams_survive_removal_of_the_infrastructure(
     await turn_on(connection, infrastructure)
     async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
         await client.declare(QUEUES)
-        await client.publish(b"", to="orders", delay="1s", message_id="one")
+        # Long enough to be found by the removal.
+        await client.publish(b"", to="orders", delay="6s", message_id="one")
         with pytest.raises(NotEmptyError):
             await remove(connection, infrastructure, None)
         assert await states(connection, infrastructure, api) == "on"

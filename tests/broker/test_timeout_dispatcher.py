@@ -22,6 +22,7 @@ from tests.broker.receiving import eventually, receive
 from tests.databases import DatabaseServer
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 INFRASTRUCTURE = bide.NServiceBus(routing="direct")
 
@@ -74,7 +75,9 @@ async def test_due_timeouts_and_those_of_legacy_senders_arrive_and_others_stay(v
         await eventually(is_done)
         dispatcher.stop()
         done = await running
-        assert (done.sent, done.delayed, done.cleared, done.set_aside, done.left) == (2, 1, 1, 1, 1)
+        assert (done.sent, done.delayed, done.cleared, done.set_aside) == (2, 1, 1, 1)
+        # A dispatcher tries again after a minute, which a slow machine may take.
+        assert done.left >= 1
         (aside,) = await receive(client, dispatcher.set_aside, 1)
         assert aside.body == b"no headers"
 
@@ -193,15 +196,21 @@ async def test_the_name_of_a_table_is_refused_where_the_queue_has_dots(vhost: Vh
 
 
 async def test_several_dispatchers_share_the_work_and_send_nothing_twice(vhost: Vhost, store: Store) -> None:
-    number, name = 3000, "Dispatched"
+    number, more, name = 0, 3000, "Dispatched"
     async with endpoints(vhost, INFRASTRUCTURE, name) as client:
-        store.add(name, *[(name, later(minutes=-5), {}, f"{place}".encode()) for place in range(number)])
         dispatchers = [
             TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=[name], poll=timedelta(seconds=0.1))
             for _ in range(3)
         ]
         running = [asyncio.create_task(one.run()) for one in dispatchers]
-        counts = Counter(one.body for one in await receive(client, name, number))
+        counts = Counter[bytes]()
+        async with asyncio.timeout(TIMEOUT):
+            # One may begin when the others have sent everything.
+            while min(one.done.sent for one in dispatchers) == 0:
+                bodies = [f"{place}".encode() for place in range(number, number + more)]
+                store.add(name, *[(name, later(minutes=-5), {}, body) for body in bodies])
+                number += more
+                counts.update(one.body for one in await receive(client, name, more))
 
         async def is_empty() -> bool:
             return not store.stored(name)
@@ -212,7 +221,6 @@ async def test_several_dispatchers_share_the_work_and_send_nothing_twice(vhost: 
         done = await asyncio.gather(*running)
         assert len(counts) == number
         assert sum(one.sent for one in done) == number
-        assert min(one.sent for one in done) > 0
         assert await client.exists(name)
 
 

@@ -144,8 +144,9 @@ async def test_queues_and_exchanges_get_the_message_as_it_was_sent(client: bide.
             assert receipt.hops == 1 + 3 + 3
         (queued,) = await receive(client, "orders", 1)
         (routed,) = await receive(client, "created", 1)
-    # One that the machine held up until it was due goes on at once.
-    assert replace(relay.done, delayed=0) == Relayed(rounds=2, delivered=2)
+    # One that the machine holds up needs no round, and goes on at once if it is due by then.
+    assert replace(relay.done, rounds=0, delayed=0) == Relayed(delivered=2)
+    assert relay.done.rounds <= 2
     for message, exchange, key in ((queued, "", "orders"), (routed, "shop", "order.created")):
         assert message.body == b"\x00body"
         assert (message.exchange, message.routing_key, message.headers) == (exchange, key, headers)
@@ -176,15 +177,15 @@ async def test_a_message_that_passed_every_queue_before_is_not_dropped_as_a_cycl
 async def test_a_delay_of_many_rounds_is_delivered_on_time(client: bide.Client, vhost: Vhost) -> None:
     one = bide.WaitingHall(levels=1, resolution=HALL.resolution, prefix="one")
     async with relaying(vhost.url, one) as relay, bide.connect(vhost.url, infrastructure=one) as sender:
-        receipt = await sender.publish(b"", to="orders", delay="1.2s")
-        assert receipt.hops == 2 * 11 + 3
+        receipt = await sender.publish(b"", to="orders", delay="3s")
+        assert receipt.hops == 2 * 29 + 3
         (message,) = await receive(client, "orders", 1)
         assert message.lateness is not None
         assert message.lateness >= timedelta(0)
-        # A relay that is late at one turn makes up for it: it goes round less often, or needs no level at the end.
-        assert 1 <= relay.done.rounds <= 11
-        assert relay.done.delayed <= 1
-        assert (relay.done.delivered, relay.done.refused) == (1, 0)
+    # A relay that is late at one turn makes up for it: it goes round less often, or needs no level at the end.
+    assert 1 <= relay.done.rounds <= 29
+    assert relay.done.delayed <= 1
+    assert (relay.done.delivered, relay.done.refused) == (1, 0)
 
 
 async def test_a_client_without_bide_delays_with_x_delay(
@@ -253,10 +254,10 @@ async def test_messages_for_missing_targets_are_set_aside_and_resent(
     async with relaying(vhost.url) as relay:
 
         async def set_aside() -> bool:
-            return await ready(connection, UNDELIVERABLE) == 4
+            # The relay counts a message when the broker has confirmed it.
+            return await ready(connection, UNDELIVERABLE) == relay.done.undeliverable == 4
 
         await eventually(set_aside)
-        assert relay.done.undeliverable == 4
         await client.declare(
             Topology(
                 [Exchange("late", "topic")],
@@ -291,7 +292,11 @@ async def test_a_refusing_target_delays_no_other_and_gets_its_messages_later(
         await asyncio.gather(*(client.publish(str(number), to="orders", delay="100ms") for number in range(300)))
         messages = await receive(client, "orders", 300)
         assert len({message.body for message in messages}) == 300
-        assert relay.done.refused >= 19
+
+        async def all_but_one_are_refused() -> bool:
+            return relay.done.refused >= 19
+
+        await eventually(all_but_one_are_refused)
         got: set[bytes] = set()
         async with asyncio.timeout(TIMEOUT), client.consume("full", prefetch=1) as offered:
             async for message in offered:
@@ -322,7 +327,8 @@ async def test_only_messages_that_close_the_channel_are_set_aside(
             return await ready(connection, UNDELIVERABLE) == 5
 
         await eventually(set_aside)
-        assert relay.done.delayed == 105
+        # One that the machine held up until it was due goes on at once.
+        assert relay.done.delayed <= 105
     await receive(client, UNDELIVERABLE, 5)
     # They came in when they were not too large yet.
     for number in range(10):
@@ -341,7 +347,7 @@ async def test_only_messages_that_close_the_channel_are_set_aside(
         assert bodies == {f"{number}".encode() for number in range(10)}
         aside = await receive(client, UNDELIVERABLE, 10)
         assert {message.body for message in aside} == {big}
-        assert relay.done.undeliverable == 10
+    assert relay.done.undeliverable == 10
 
 
 @pytest.fixture
@@ -505,15 +511,17 @@ async def test_a_delay_of_27_seconds_passes_the_documented_hops(walk: Walk) -> N
         )
 
         checked_in = await receive(client, "check-in", 3)
-        assert [_header(one, HEADER_REST) for one in checked_in] == [None, 19_000, 11_000]
+        first, second, third = (_header(one, HEADER_REST) for one in checked_in)
+        # Ten seconds instead of eleven, or less, where the machine held the relay up for so long.
+        assert (first, second) == (None, 19_000)
+        assert 8_000 <= third <= 11_000
         assert {one.raw.routing_key for one in checked_in} == {"my-key"}
         assert [_waited(one) for one in checked_in] == [[], [FOUR.meditating], [FOUR.meditating]]
         levels = (3, 2, 1, 0)
         passed = [(await receive(client, f"level-{level}", 1))[0] for level in levels]
         (way,) = {one.raw.routing_key for one in passed}
         rest = int(way.replace(".", ""), base=2)
-        # Ten instead of eleven, or less, where the machine held the relay up for so long.
-        assert 8 <= rest <= 11
+        assert 8 <= rest <= third // 1000
         # A zero, as that of the four seconds, takes no queue.
         assert [_waited(one) for one in passed] == [
             [FOUR.level_name(above) for above in levels if above > level and rest >> above & 1] for level in levels
