@@ -44,6 +44,7 @@ from bide.errors import (
     ScheduleLogError,
 )
 from bide.gate import partition_index
+from bide.gate.index import ScheduleIndex
 from bide.messages import prepared
 from bide.schedules import snapshot
 from bide.schedules.names import partition_of
@@ -540,7 +541,10 @@ def run(seed: int, schedules: int = 150, fault: str | None = None, *, kind: type
         stack.enter_context(patch.object(snapshot, "cut", partial(snapshot.cut, most=rng.choice((5, 500)))))
         # In a third of the histories each batch goes through the thread, so that other calls come between.
         stack.enter_context(patch.object(partition_index, "_BRIEF_RECORDS", (0, 2, 16)[seed % 3]))
-        # A batch ends after 50 ms, which must not depend on this machine.
+        # The index is committed after each batch, or more rarely.
+        stack.enter_context(patch.object(partition_index, "_COMMIT_EVERY", (0.001, 0.3, 5.0)[seed // 3 % 3]))
+        # A batch ends after 50 ms, and commits wait for checkpoints, which must not depend on this machine.
+        stack.enter_context(patch.object(ScheduleIndex, "is_checkpointing", False))
         stack.enter_context(
             patch.object(partition_index, "time", SimpleNamespace(monotonic=simulation.world.loop.time))
         )

@@ -16,6 +16,7 @@ from typing import ParamSpec, TypeVar
 import pytest
 
 from bide.errors import ScheduleIndexError
+from bide.gate import index as gate_index
 from bide.gate import partition_index
 from bide.gate.log_reader import LogRecord
 from bide.gate.partition_index import PartitionIndex
@@ -23,7 +24,7 @@ from bide.schedules import snapshot
 from bide.schedules.encoding import encode
 from bide.schedules.entries import WaitingSchedule
 from bide.schedules.message import ScheduledMessage
-from bide.schedules.names import ScheduleNames, partition_of
+from bide.schedules.names import PARTITIONS, ScheduleNames, partition_of
 from bide.schedules.records import (
     AddSchedule,
     ChangeSchedule,
@@ -40,6 +41,9 @@ from bide.schedules.state import LogPosition
 NAMES = ScheduleNames()
 KEY = "invoice:42"
 PARTITION = partition_of(KEY)
+TURN = PARTITION / PARTITIONS * 5.0
+"""The partitions commit in turns of five seconds: when that of the partition is."""
+CHECKPOINT_THREAD = "bide-gate-checkpoint"
 
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
@@ -175,8 +179,9 @@ MANY = ChangeSchedule(request=RequestId(session="5f2c", number=1), action="cance
     ],
 )
 async def test_only_records_that_may_take_long_go_to_the_thread(
-    tmp_path: Path, records: Sequence[LogRecord], is_in_thread: bool
+    tmp_path: Path, clock: Clock, records: Sequence[LogRecord], is_in_thread: bool
 ) -> None:
+    clock.now = -1.0  # no commit is due
     thread = WatchedThread()
     index = PartitionIndex(tmp_path / "index.db", PARTITION, NAMES, "mine", executor=thread)
     await index.open()
@@ -216,20 +221,7 @@ def committed(path: Path) -> int:
         return found
 
 
-async def test_a_gate_that_does_not_lead_commits_every_five_seconds(tmp_path: Path, clock: Clock) -> None:
-    """An index that is built anew would otherwise write most of its pages with each batch."""
-    path, found = tmp_path / "index.db", list[int]()
-    index = PartitionIndex(path, PARTITION, NAMES, "mine")
-    await index.open()
-    for number, clock.now in enumerate((0.0, 1.0, 4.9, 5.0, 9.9, 10.0)):
-        await index.apply([schedule(number)], is_leading=False)
-        assert index.position.offset == number
-        found.append(committed(path))
-    assert found == [0, 0, 0, 3, 3, 5]
-    await index.close()
-
-
-@pytest.mark.parametrize("step", ["a leader's batch", "a snapshot", "the end"])
+@pytest.mark.parametrize("step", ["a snapshot", "the end"])
 async def test_what_was_applied_is_committed_at_the_latest_with(tmp_path: Path, step: str) -> None:
     path = tmp_path / "index.db"
     index = PartitionIndex(path, PARTITION, NAMES, "mine")
@@ -237,15 +229,9 @@ async def test_what_was_applied_is_committed_at_the_latest_with(tmp_path: Path, 
     for number in range(2):
         await index.apply([schedule(number)], is_leading=False)
     assert committed(path) == 0
-    match step:
-        case "a leader's batch":
-            await index.apply([schedule(2)], is_leading=True)
-        case "a snapshot":
-            assert (await index.begin_snapshot("c")).offset == 1
-        case _:
-            pass
-    if step != "the end":
-        assert committed(path) == index.position.offset
+    if step == "a snapshot":
+        assert (await index.begin_snapshot("c")).offset == 1
+        assert committed(path) == 1
     await index.close()
     assert committed(path) == index.position.offset
 
@@ -288,7 +274,7 @@ def allow_texts(index: PartitionIndex, size: int) -> None:
     index._index._sql.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, size)
 
 
-async def test_no_schedule_is_missing_after_an_error_while_new_ones_are_written(tmp_path: Path) -> None:
+async def test_no_schedule_is_missing_after_an_error_while_new_ones_are_committed(tmp_path: Path) -> None:
     path = tmp_path / "index.db"
     index = PartitionIndex(path, PARTITION, NAMES, "mine")
     await index.open()
@@ -321,18 +307,48 @@ async def test_an_index_is_closed_even_if_its_changes_cannot_be_kept(tmp_path: P
     await index.close()
 
 
-async def test_a_commit_of_several_batches_is_done_in_the_thread(tmp_path: Path, clock: Clock) -> None:
-    """It writes many pages and may do a checkpoint, which waits for the disk."""
-    thread, found = WatchedThread(), list[int]()
+async def test_batches_are_committed_every_five_seconds_in_the_thread(tmp_path: Path, clock: Clock) -> None:
+    """A commit writes many pages and may wait for the disk: messages would be late, also those of other partitions."""
+    thread, found = WatchedThread(), list[tuple[int, int]]()
     index = PartitionIndex(tmp_path / "index.db", PARTITION, NAMES, "mine", executor=thread)
     await index.open()
-    for number, (clock.now, is_leading) in enumerate(
-        ((0.0, False), (1.0, False), (5.0, False), (5.1, False), (5.2, True), (5.3, True))
+    for number, (seconds, is_leading) in enumerate(
+        ((0.0, False), (0.1, True), (4.9, True), (5.0, True), (5.1, True), (10.0, False))
     ):
+        clock.now = TURN + seconds
         before = thread.calls
         await index.apply([schedule(number)], is_leading=is_leading)
-        found.append(thread.calls - before)
-    assert found == [0, 0, 1, 0, 1, 0]
+        found.append((thread.calls - before, committed(tmp_path / "index.db")))
+    assert found == [(1, 0), (0, 0), (0, 0), (1, 3), (0, 3), (1, 5)]
+    await index.close()
+
+
+async def test_no_batch_is_committed_while_a_checkpoint_waits_for_the_disk(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The commit would wait as well, for a tenth of a second and more on a busy disk."""
+    path, synced = tmp_path / "index.db", threading.Event()
+    connect = gate_index._connect
+
+    def connect_late(path: Path) -> sqlite3.Connection:
+        if threading.current_thread().name == CHECKPOINT_THREAD:
+            synced.wait()
+        return connect(path)
+
+    monkeypatch.setattr(gate_index, "_CHECKPOINT_EVERY", 0.0)
+    monkeypatch.setattr(gate_index, "_connect", connect_late)
+    index = PartitionIndex(path, PARTITION, NAMES, "mine")
+    await index.open()
+    await index.apply([schedule(0)], is_leading=True)
+    clock.now = 60.0
+    await index.apply([schedule(1)], is_leading=True)
+    assert committed(path) == 0
+    synced.set()
+    for thread in threading.enumerate():
+        if thread.name == CHECKPOINT_THREAD:
+            thread.join()
+    await index.apply([schedule(2)], is_leading=True)
+    assert committed(path) == 2
     await index.close()
 
 

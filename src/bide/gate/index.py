@@ -82,13 +82,13 @@ class ScheduleIndex:
             raise
 
     @property
-    def is_uncommitted(self) -> bool:
-        """Whether there are batches that were not committed."""
-        return self._sql.in_transaction
+    def is_checkpointing(self) -> bool:
+        """Whether a checkpoint is under way."""
+        return self._checkpoints.is_running
 
     def commit(self) -> None:
         """Keep the changes of all batches."""
-        if self.is_uncommitted:
+        if self._sql.in_transaction:
             self.state.flush()
             self._sql.execute("COMMIT")
             self._checkpoints.step()
@@ -132,10 +132,15 @@ class _Checkpoints:
         self._at = time.monotonic() + _CHECKPOINT_EVERY
         self._thread: threading.Thread | None = None
 
+    @property
+    def is_running(self) -> bool:
+        """Whether a checkpoint was begun and has not ended."""
+        return self._thread is not None and self._thread.is_alive()
+
     def step(self) -> None:
         """Begin a checkpoint if it is time."""
         now = time.monotonic()
-        if now < self._at or (self._thread is not None and self._thread.is_alive()):
+        if now < self._at or self.is_running:
             return
         self._at = now + _CHECKPOINT_EVERY
         self._thread = threading.Thread(target=self._run, name="bide-gate-checkpoint")

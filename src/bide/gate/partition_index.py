@@ -24,7 +24,7 @@ from bide.schedules.answers import encode_answer
 from bide.schedules.encoding import decode, encode
 from bide.schedules.entries import WaitingSchedule
 from bide.schedules.fold import Ending, OccurrenceEnd, ScheduleFold
-from bide.schedules.names import ScheduleNames
+from bide.schedules.names import PARTITIONS, ScheduleNames
 from bide.schedules.questions import ScheduleQuestion, encode_question_answer
 from bide.schedules.records import (
     AddSchedule,
@@ -47,8 +47,8 @@ _LONG_BATCH_SECONDS: Final = 1.0
 """The same for a gate that does not lead, which only reads."""
 
 _COMMIT_EVERY: Final = 5.0
-"""Seconds between commits while the gate does not lead. An index that is built anew is filled in random order, so each
-commit writes many pages."""
+"""Seconds between commits. Each commit writes all changed pages, and may wait for the disk as long as something else
+syncs. A gate that is killed reads the records of these seconds again."""
 
 _DECODED: Final = 64
 """Records that are decoded together, so that one query looks up their keys."""
@@ -186,11 +186,10 @@ class PartitionIndex:
             NewerRecordError: a later release of bide wrote one of them.
         """
         decoded = self._decode_few(records)
-        # A commit of several batches writes many pages, and may wait for the disk.
-        commits_many = self._index.is_uncommitted and (is_leading or time.monotonic() >= self._commit_at)
-        are_brief = bool(decoded) and not commits_many and all(_is_brief(one) for one in decoded)
+        commits = self._is_commit_due()
+        are_brief = bool(decoded) and not commits and all(_is_brief(one) for one in decoded)
         applied = await (self._thread.run_brief if are_brief else self._thread.run)(
-            self._apply, records, decoded, is_leading
+            self._apply, records, decoded, is_leading, commits
         )
         self.position = applied.position
         return applied
@@ -202,10 +201,10 @@ class PartitionIndex:
         return [self._follower.decode(one.offset, one.exchange, one.body) for one in records]
 
     def _apply(
-        self, records: Sequence[LogRecord], decoded: Sequence[ScheduleRecord | None], is_leading: bool
+        self, records: Sequence[LogRecord], decoded: Sequence[ScheduleRecord | None], is_leading: bool, commits: bool
     ) -> AppliedRecords:
         until = time.monotonic() + (_BATCH_SECONDS if is_leading else _LONG_BATCH_SECONDS)
-        with self._batch(is_last=is_leading) as state:
+        with self._batch(commits=commits) as state:
             applied = AppliedRecords(state.position)
             for one, record in zip(records, decoded or self._decoded(records, state), strict=False):
                 found = self._follower.apply(one.offset, one.exchange, one.body, record)
@@ -223,15 +222,18 @@ class PartitionIndex:
         applied.position = replace(state.position)
         return applied
 
+    def _is_commit_due(self) -> bool:
+        # While a checkpoint syncs the file, a commit would wait for it.
+        return time.monotonic() >= self._commit_at and not self._index.is_checkpointing
+
     @contextmanager
-    def _batch(self, *, is_last: bool) -> Iterator[SqliteState]:
-        """A batch that is committed if it is the last one, or if the last commit was some seconds ago."""
-        now = time.monotonic()
-        is_last = is_last or now >= self._commit_at
-        with self._index.batch(is_last=is_last) as state:
+    def _batch(self, *, commits: bool) -> Iterator[SqliteState]:
+        with self._index.batch(is_last=commits) as state:
             yield state
-        if is_last:
-            self._commit_at = now + _COMMIT_EVERY
+        if commits:
+            # The partitions of a gate take turns, so that the disk is not busy with all of them at once.
+            now, turn = time.monotonic(), self._partition / PARTITIONS * _COMMIT_EVERY
+            self._commit_at = now + _COMMIT_EVERY - (now - turn) % _COMMIT_EVERY
 
     def _decoded(self, records: Sequence[LogRecord], state: SqliteState) -> Iterator[ScheduleRecord | None]:
         for start in range(0, len(records), _DECODED):
@@ -284,7 +286,7 @@ class PartitionIndex:
     def _put_chunk(self, body: bytes, position: LogPosition | None) -> None:
         chunk = decode(body)
         assert isinstance(chunk, SnapshotChunk)
-        with self._batch(is_last=position is not None) as state:
+        with self._batch(commits=position is not None or self._is_commit_due()) as state:
             state.look_ahead([one.key for one in chunk.entries if isinstance(one, WaitingSchedule)])
             for one in chunk.entries:
                 state.put(one)
