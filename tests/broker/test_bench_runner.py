@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Sequence
 from itertools import accumulate, chain
 from pathlib import Path
@@ -168,10 +169,23 @@ def test_a_failed_case_is_named_and_the_others_are_measured() -> None:
     assert other.values == {"rate": [1.0]}
 
 
-def test_a_hanging_case_is_killed_with_its_children(tmp_path: Path) -> None:
+def test_a_hanging_case_is_killed_with_its_children(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "pid"
-    results = measure([case("a", work="hang", file=str(file), timeout=5.0)])
-    assert results.failures == ["example, a: it was not done after 5 s"]
+    communicate = subprocess.Popen.communicate
+
+    def has_child() -> bool:
+        return file.exists() and bool(file.read_text())
+
+    def time_out_when_it_has_a_child(process: subprocess.Popen[str], *arguments: Any, **options: Any) -> Any:
+        try:
+            return communicate(process, *arguments, **options)
+        except subprocess.TimeoutExpired:
+            wait_until(has_child, "the case has started a process")
+            raise
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", time_out_when_it_has_a_child)
+    results = measure([case("a", work="hang", file=str(file), timeout=1.0)])
+    assert results.failures == ["example, a: it was not done after 1 s"]
     # A killed process that is not a child gives no event of its end, so it is polled.
     wait_until(lambda: not is_at_work(int(file.read_text())), "the child has ended")
 

@@ -12,6 +12,7 @@ import pytest
 
 import bide
 from bide.errors import PublishRefusedError
+from bide.gate.question_consumer import QuestionConsumer
 from bide.schedules.encoding import encode
 from bide.schedules.names import PARTITIONS, partition_of
 from bide.schedules.questions import CountQuestion, KeyQuestion, PageQuestion
@@ -293,10 +294,17 @@ async def test_thousands_are_cancelled_by_a_filter_and_others_are_on_time_meanwh
 
 
 async def test_many_questions_about_large_lists_hold_up_no_message(
-    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise a gate answers all that have arrived before it claims, and again before it delivers."""
     partition, count = partition_of("due"), 150
+    answer, at_once = QuestionConsumer.answer, list[int]()
+
+    async def counted(questions: QuestionConsumer, proven_at: float) -> int:
+        at_once.append(await answer(questions, proven_at))
+        return at_once[-1]
+
+    monkeypatch.setattr(QuestionConsumer, "answer", counted)
     keys = [key for key in (f"k{number}" for number in range(10_000)) if partition_of(key) == partition][:1000]
     async with gating(vhost.url, tmp_path):
         await asyncio.gather(*(log.add(key, "q:mails", 3_600_000) for key in keys))
@@ -305,6 +313,6 @@ async def test_many_questions_about_large_lists_hold_up_no_message(
         await asyncio.wait(answers, return_when=asyncio.FIRST_COMPLETED)
         await log.add("due", "q:mails")
         await receive(client, "mails", 1)
-        answered = sum(one.done() for one in answers)
         assert {len((await one).waiting) for one in answers} == {len(keys)}
-    assert answered < count // 2
+    # How many in all were answered before the message came depends on how long the broker took to store its claim.
+    assert max(at_once) < count // 2
