@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -66,11 +66,7 @@ def audit(
     batch_rows: int,
     allow_gaps: bool,
     as_json: bool,
-    open_session: Callable[..., Any],
-    is_local: bool,
-    reads_local_paths: bool,
     choice: EngineChoice,
-    time_zone: str,
 ) -> None:
     """Read taps, events of endpoints and the schedule log into Parquet tables, in rounds until Ctrl-C or SIGTERM.
 
@@ -104,16 +100,16 @@ def audit(
             port=stream_port,
             batch_rows=batch_rows,
             allow_gaps=allow_gaps,
-            time_zone=time_zone,
+            time_zone=choice.time_zone,
         )
 
     folder.begin()
     # Errors in the options or of the broker are reported before Spark starts.
-    engine = _engine_for(find(), folder, choice, once=once, reads_local_paths=reads_local_paths)
+    engine = _engine_for(find(), folder, choice, once=once)
     session: AbstractContextManager[Any] = nullcontext()
     if engine.is_spark:
         refuse_without_spark(engine)
-        session = open_session("bide pipeline audit", quiet=not settings.verbosity)
+        session = choice.open_session("bide pipeline audit", quiet=not settings.verbosity)
     with folder.lock(), session as spark, _collect_signals() as received:
         while not received:
             began = time.monotonic()
@@ -135,9 +131,7 @@ def audit(
     raise SystemExit(128 + received[0])
 
 
-def _engine_for(
-    sources: Sources, folder: Folder, choice: EngineChoice, *, once: bool, reads_local_paths: bool
-) -> Engine:
+def _engine_for(sources: Sources, folder: Folder, choice: EngineChoice, *, once: bool) -> Engine:
     def work(largest: int | None) -> tuple[str, None]:
         from bide.pipelines.audit.size import check_small
 
@@ -147,7 +141,7 @@ def _engine_for(
             raise NeedsSparkError("DuckDB is missing")
         return check_small(sources, folder, largest=largest), None
 
-    return choice.in_process(work, reads_local_paths=reads_local_paths)[0]
+    return choice.in_process(work)[0]
 
 
 def _engine_errors(engine: Engine) -> AbstractContextManager[None]:

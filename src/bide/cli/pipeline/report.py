@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -48,11 +47,7 @@ def report(
     title: str,
     lost_after: str,
     as_json: bool,
-    open_session: Callable[..., Any],
-    is_local: bool,
-    reads_local_paths: bool,
     choice: EngineChoice,
-    time_zone: str,
 ) -> None:
     """Draw a report of the audit in DIR: scheduled and delivered messages, lateness, pending messages, and failures.
 
@@ -70,10 +65,10 @@ def report(
         refuse_without_spark(forced)
     _check_paths(folder, out, svg)
     with progress("counting"):
-        engine, figures = _count_in_process(folder, choice, threshold, reads_local_paths=reads_local_paths)
+        engine, figures = _count_in_process(folder, choice, threshold)
     if figures is None:
         refuse_without_spark(engine)
-        with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark:
+        with choice.open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark:
             figures = _count_with_spark(spark, folder, threshold)
     with progress("drawing"):
         write(figures, out=out, svg=svg, title=title)
@@ -86,9 +81,7 @@ def report(
         echo(f"engine: {engine}")
 
 
-def _count_in_process(
-    folder: str, choice: EngineChoice, lost_after: timedelta, *, reads_local_paths: bool
-) -> tuple[Engine, Figures | None]:
+def _count_in_process(folder: str, choice: EngineChoice, lost_after: timedelta) -> tuple[Engine, Figures | None]:
     """The engine of a report, and the figures if the engine is this process."""
 
     def work(largest: int | None) -> tuple[str, Figures]:
@@ -102,7 +95,7 @@ def _count_in_process(
         with small_tables(folder, largest=largest) as tables:
             return tables.size, collect(tables, lost_after=lost_after)
 
-    return choice.in_process(work, reads_local_paths=reads_local_paths)
+    return choice.in_process(work)
 
 
 def _count_with_spark(spark: SparkSession, folder: str, lost_after: timedelta) -> Figures:
