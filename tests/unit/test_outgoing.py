@@ -236,7 +236,7 @@ def test_a_delay_beyond_the_year_9999_is_refused() -> None:
 
 def test_a_delay_longer_than_the_infrastructure_allows_is_refused() -> None:
     message = check_message(OutgoingMessage(b"", to="q", delay="4000d")).starting(NOW)
-    with pytest.raises(InvalidDelayError, match=r"4000 d 0:00:00 is longer .* \(3199 d 23:59:59.99\)"):
+    with pytest.raises(InvalidDelayError, match=r"4000 d is longer .* \(3199 d 23:59:59.99\)"):
         message.route(Clock(), NOW)
 
 
@@ -362,7 +362,7 @@ def test_values_that_json_cannot_express_are_refused(value: Any, message: str) -
         (
             {"to": "q", "expiration": "3651d"},
             InvalidDelayError,
-            "the expiration 3651d is longer than the broker accepts (3650 d 0:00:00): give a shorter one, or none",
+            "the expiration 3651d is longer than the broker accepts (3650 d): give a shorter one, or none",
         ),
         ({"to": "q", "expiration": "315360000001ms"}, InvalidDelayError, "longer than the broker accepts"),
         ({"to": "q", "body": 5}, InvalidInputError, "the body is of type int: give bytes, text, or json="),
