@@ -15,7 +15,7 @@ import click
 
 from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, print_json_line
-from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_missing_audit_packages, refuse_without_spark
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
 from bide.errors import BrokerUnreachableError, ConnectionLostError
@@ -77,12 +77,7 @@ def audit(
     write events. With --once, up to 100 MB are audited in this process, more with Spark.
     """
     pause = duration_of("--every", every).total_seconds()
-    forced = choice.forced()
-    if forced is None or not forced.is_spark:
-        # Both engines need PyArrow; without DuckDB, Spark computes the tables.
-        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
-    else:
-        refuse_without_spark(forced)
+    refuse_missing_audit_packages(choice)
 
     from bide.amqp.url import DEFAULT_URL
     from bide.pipelines.audit.folder import Folder

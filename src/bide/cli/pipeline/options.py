@@ -77,6 +77,21 @@ def refuse_missing_packages(**packages: str) -> None:
         )
 
 
+def refuse_missing_audit_packages(choice: EngineChoice) -> None:
+    """Raise an error if packages for the tables of an audit are missing, as far as is known before the tables are read.
+
+    Both engines need PyArrow; without DuckDB, Spark reads the tables.
+
+    Raises:
+        InvalidInputError: one of the packages is missing, or the options contradict each other.
+    """
+    forced = choice.forced()
+    if forced is not None and forced.is_spark:
+        refuse_without_spark(forced)
+    else:
+        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
+
+
 def refuse_without_spark(engine: Engine) -> None:
     """Raise an error if PySpark is not installed. Log the engine.
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_missing_audit_packages, refuse_without_spark
 from bide.cli.pipeline.replay_queue import QueueReplay, engine_for
 from bide.cli.pipeline.replay_view import InterruptedReplay
 from bide.cli.running import ended_by_signals
@@ -149,12 +149,7 @@ def _from_audit(
     dry_run: bool,
     as_json: bool,
 ) -> _CheckedReplay:
-    forced = choice.forced()
-    if forced is None or not forced.is_spark:
-        # Both engines need PyArrow; without DuckDB, Spark searches the audit.
-        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
-    else:
-        refuse_without_spark(forced)
+    refuse_missing_audit_packages(choice)
 
     from bide.cli.pipeline import replay_audit
     from bide.pipelines.audit.folder import Folder

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_missing_audit_packages, refuse_without_spark
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings
 from bide.errors import InvalidInputError
@@ -57,12 +57,7 @@ def report(
     from bide.pipelines.report.writing import headline, write
 
     threshold = duration_of("--lost-after", lost_after)
-    forced = choice.forced()
-    if forced is None or not forced.is_spark:
-        # Both engines need PyArrow; without DuckDB, Spark counts.
-        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
-    else:
-        refuse_without_spark(forced)
+    refuse_missing_audit_packages(choice)
     _check_paths(folder, out, svg)
     with progress("counting"):
         engine, figures = _count_in_process(folder, choice, threshold)
