@@ -13,8 +13,7 @@ from bide.gate.observer import GateEvent, GateEventKind
 from bide.gate.partition import PartitionGate
 from bide.gate.publisher import GatePublisher
 from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
-from bide.runtime.bounded_cache import BoundedCache
-from bide.runtime.logs import logger
+from bide.runtime.logs import RepeatedWarnings, logger
 from bide.topology import DEFAULT_EXCHANGE
 
 log = logger(__name__)
@@ -39,7 +38,7 @@ class Deliverer:
         self._fail = failed
         self._connection = publisher.connection
         self._is_over = False
-        self._warnings = BoundedCache[str, int]()
+        self._warnings = RepeatedWarnings(log)
 
     def close(self) -> None:
         """Record no more results. The next session delivers the messages in flight again."""
@@ -99,7 +98,7 @@ class Deliverer:
 
     def _refused(self, delivery: ScheduledDelivery, now: float, what: str) -> None:
         self._gate.deliveries.refused(delivery.entry.occurrence, now)
-        self._warn(f"{delivery.exchange or delivery.routing_key} {what}")
+        self._warnings.warn(f"{delivery.exchange or delivery.routing_key} {what}")
 
     def _set_aside(self, sent_at: datetime, delivery: ScheduledDelivery, reason: str) -> None:
         self._warn_undeliverable(reason)
@@ -129,10 +128,4 @@ class Deliverer:
             )
 
     def _warn_undeliverable(self, reason: str) -> None:
-        self._warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")
-
-    def _warn(self, what: str) -> None:
-        """Log a repeated warning at its 1st, 10th, 100th... occurrence."""
-        count = self._warnings[what] = self._warnings.get(what, 0) + 1
-        if str(count).strip("0") == "1":
-            log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")
+        self._warnings.warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")

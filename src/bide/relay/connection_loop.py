@@ -26,8 +26,7 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
-from bide.runtime.bounded_cache import BoundedCache
-from bide.runtime.logs import logger
+from bide.runtime.logs import RepeatedWarnings, logger
 from bide.runtime.wording import quantity
 from bide.topology import DEFAULT_EXCHANGE
 
@@ -109,7 +108,7 @@ class ConnectionLoop:
         self._draining = False
         self._unsettled: set[int] = set()
         self._paused: dict[RelayedInFlight, asyncio.TimerHandle] = {}
-        self._warnings = BoundedCache[str, int]()
+        self._warnings = RepeatedWarnings(log)
 
     async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
         """Relay messages until *stopping* is set, or until an error.
@@ -233,7 +232,7 @@ class ConnectionLoop:
                 self._acknowledge(message.delivery)
             case PublishRefusedError() | UnroutableError():
                 # A queue of the hall has no leader, or is missing: the message is still in its queue, so try again.
-                self._warn(
+                self._warnings.warn(
                     f"{message.exchange!r} refuses messages at the moment: trying again every {_RETRY_PAUSE:g} s"
                 )
                 self._paused[message] = self._connection.loop.call_later(_RETRY_PAUSE, self._try_again, message)
@@ -255,7 +254,7 @@ class ConnectionLoop:
                 self._acknowledge(message.delivery)
             case PublishRefusedError():
                 self._counts.refused += 1
-                self._warn(f"{relayed.target} refuses messages: they wait and are sent again")
+                self._warnings.warn(f"{relayed.target} refuses messages: they wait and are sent again")
                 self._to_hall.put(RelayedInFlight(message.delivery, relayed.again(), relayed))
             case AccessRefusedError() if message.exchange == DEFAULT_EXCHANGE:
                 # The permission for the default exchange affects all targets.
@@ -286,7 +285,7 @@ class ConnectionLoop:
 
     def _set_aside(self, delivery: Delivery, reason: str) -> None:
         """Publish a message to the undeliverable queue, with the reason."""
-        self._warn(f"moving a message to {self._hall.undeliverable!r}: {reason}")
+        self._warnings.warn(f"moving a message to {self._hall.undeliverable!r}: {reason}")
         decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
         self._to_undeliverable.put(RelayedInFlight(delivery, decision))
 
@@ -310,9 +309,3 @@ class ConnectionLoop:
         self._unsettled.discard(delivery.delivery_tag)
         if not self._unsettled:
             self._all_settled.set()
-
-    def _warn(self, what: str) -> None:
-        """Log a repeated warning at its 1st, 10th, 100th... occurrence."""
-        count = self._warnings[what] = self._warnings.get(what, 0) + 1
-        if str(count).strip("0") == "1":
-            log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")
