@@ -7,11 +7,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
+from bide.client.first_failure import FirstFailure
 from bide.client.pipelined_sender import PipelinedMessage, PipelinedSender
 from bide.client.target_sender import TargetSender
 from bide.delay.allowed_targets import AllowedTargets
@@ -94,16 +95,18 @@ class ConnectionLoop:
         self._stop_timeout = grace
         self._user = connection.url.user
         self._consuming_channel: Channel | None = None
+        self._failure = FirstFailure(connection)
         # Messages within the hall have channels of their own, because a target can make the broker close a channel.
-        self._to_undeliverable = PipelinedSender(connection, on_result=self._on_undeliverable_result, failed=self._fail)
-        self._to_hall = PipelinedSender(connection, on_result=self._on_hall_result, failed=self._fail)
+        self._to_undeliverable = PipelinedSender(
+            connection, on_result=self._on_undeliverable_result, failed=self._failure.report
+        )
+        self._to_hall = PipelinedSender(connection, on_result=self._on_hall_result, failed=self._failure.report)
         self._to_targets = TargetSender(
             connection,
             safe_exchanges=[hall.delivery_exchange],
             on_result=self._on_target_result,
-            failed=self._fail,
+            failed=self._failure.report,
         )
-        self._failed: asyncio.Future[BideError] = connection.loop.create_future()
         self._all_settled = asyncio.Event()
         self._draining = False
         self._unsettled: set[int] = set()
@@ -121,36 +124,23 @@ class ConnectionLoop:
             channel = self._consuming_channel = await self._connection.channel()
             await channel.qos(self._prefetch)
             tags = [
-                await channel.consume(queue, on_message=take, on_end=self._fail)
+                await channel.consume(queue, on_message=take, on_end=self._failure.report)
                 for queue, take in zip(self._hall.relay_queues, (self._on_received, self._on_released), strict=True)
             ]
             if on_start is not None:
                 on_start(self._connection)
-            await self._wait_for(stop)
-            if stopping.is_set() and not self._failed.done() and not self._connection.lost.done():
-                await self._stop_consuming(channel, tags)
-            else:
-                self._raise_failure()
+            await self._failure.wait([stop])
+            self._failure.check()
+            await self._stop_consuming(channel, tags)
         finally:
             stop.cancel()
             self._close()
-
-    async def _wait_for(self, task: asyncio.Task[Any], *, seconds: float | None = None) -> None:
-        """Wait until the task is done, an error has ended the work, or the time is up."""
-        ends: set[asyncio.Future[Any]] = {task, self._failed, self._connection.lost}
-        await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-    def _raise_failure(self) -> None:
-        if self._failed.done():
-            raise self._failed.result()
-        if self._connection.lost.done():
-            raise self._connection.lost.result()
 
     async def _stop_consuming(self, channel: Channel, tags: Sequence[str]) -> None:
         """Cancel the consumers, and wait for messages in flight. Paused messages go back to their queue at once."""
         finishing = asyncio.create_task(self._wait_for_results(channel, tags))
         # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
-        await self._wait_for(finishing, seconds=self._stop_timeout)
+        await self._failure.wait([finishing], seconds=self._stop_timeout)
         finishing.cancel()
         await asyncio.gather(finishing, return_exceptions=True)
         if self._unsettled:
@@ -176,10 +166,6 @@ class ConnectionLoop:
             handle.cancel()
         if self._consuming_channel is not None:
             self._consuming_channel.abandon()
-
-    def _fail(self, error: BideError) -> None:
-        if not self._failed.done():
-            self._failed.set_result(error)
 
     # -- received messages
 
@@ -241,7 +227,7 @@ class ConnectionLoop:
             case InvalidInputError():
                 self._set_aside(message.delivery, str(error))
             case AccessRefusedError() | TargetNotFoundError():
-                self._fail(error)
+                self._failure.report(error)
             case _:
                 self._set_aside(message.delivery, str(error))
 
@@ -258,7 +244,7 @@ class ConnectionLoop:
                 self._to_hall.put(RelayedInFlight(message.delivery, relayed.again(), relayed))
             case AccessRefusedError() if message.exchange == DEFAULT_EXCHANGE:
                 # The permission for the default exchange affects all targets.
-                self._fail(error)
+                self._failure.report(error)
             case UnroutableError():
                 key = f" with the routing key {message.routing_key!r}" if message.exchange else ""
                 self._set_aside(message.delivery, f"no queue takes messages for {relayed.target}{key}")
