@@ -7,8 +7,9 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
+from bide.client.target_sender import undeliverable_reason
 from bide.durations import from_milliseconds
-from bide.errors import AccessRefusedError, BideError, PublishRefusedError, UnroutableError
+from bide.errors import AccessRefusedError, BideError, PublishRefusedError
 from bide.gate.observer import GateEvent, GateEventKind
 from bide.gate.partition import PartitionGate
 from bide.gate.publisher import GatePublisher
@@ -89,11 +90,10 @@ class Deliverer:
                 self._fail(error)
             case _ if delivery.reason:
                 self._refused(delivery, now, f"takes no messages, which are sent again: {error}")
-            case UnroutableError():
-                key = f" with the routing key {delivery.routing_key!r}" if delivery.exchange else ""
-                self._set_aside(sent_at, delivery, f"no queue takes messages for {delivery.entry.target}{key}")
             case _:
-                self._set_aside(sent_at, delivery, str(error))
+                exchange, key = delivery.exchange, delivery.routing_key
+                reason = undeliverable_reason(error, delivery.entry.target, exchange=exchange, routing_key=key)
+                self._set_aside(sent_at, delivery, reason)
         self._gate.wake.set()
 
     def _refused(self, delivery: ScheduledDelivery, now: float, what: str) -> None:

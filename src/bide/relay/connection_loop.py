@@ -14,7 +14,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.client.first_failure import FirstFailure
 from bide.client.pipelined_sender import PipelinedMessage, PipelinedSender
-from bide.client.target_sender import TargetSender
+from bide.client.target_sender import TargetSender, undeliverable_reason
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
@@ -245,11 +245,10 @@ class ConnectionLoop:
             case AccessRefusedError() if message.exchange == DEFAULT_EXCHANGE:
                 # The permission for the default exchange affects all targets.
                 self._failure.report(error)
-            case UnroutableError():
-                key = f" with the routing key {message.routing_key!r}" if message.exchange else ""
-                self._set_aside(message.delivery, f"no queue takes messages for {relayed.target}{key}")
             case _:
-                self._set_aside(message.delivery, str(error))
+                exchange, key = message.exchange, message.routing_key
+                reason = undeliverable_reason(error, str(relayed.target), exchange=exchange, routing_key=key)
+                self._set_aside(message.delivery, reason)
 
     def _count(self, step: RelayStep) -> None:
         match step:
