@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bide
 from bide.amqp import codec, decoding
 from bide.delay.celery import Celery
 from bide.delay.clock import Clock
@@ -59,6 +60,14 @@ def test_a_delayed_message_carries_keys_due_time_and_target_in_its_headers() -> 
             "bide-priority": 3,
         },
     }
+
+
+@pytest.mark.parametrize("kind", [bide.Client, bide.SyncClient])
+def test_publishing_with_a_key_leads_to_schedule(kind: Any) -> None:
+    with pytest.raises(InvalidInputError, match=r"key='order-7' is for messages .*: send one with client\.schedule\("):
+        kind.publish(object(), b"", to="orders", key="order-7")
+    with pytest.raises(TypeError, match="'keys'"):
+        kind.publish(object(), b"", to="orders", keys="order-7")
 
 
 def test_an_undelayed_message_has_no_route() -> None:
