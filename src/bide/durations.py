@@ -113,7 +113,7 @@ def _microseconds(number: str, unit: str) -> int:
 
 
 def format_delay(delay: timedelta) -> str:
-    """A delay as text: ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
+    """A delay as text: ``7 d``, ``3199 d 23:59:59.99``, ``0:00:10``, ``-0:00:01``."""
     sign = "-" if delay < timedelta(0) else ""
     # The most negative timedelta has no positive counterpart.
     delay = abs(max(delay, -LONGEST))
@@ -122,7 +122,9 @@ def format_delay(delay: timedelta) -> str:
     text = f"{hours}:{minutes:02}:{seconds:02}"
     if delay.microseconds:
         text += f".{delay.microseconds:06}".rstrip("0")
-    return f"{sign}{delay.days} d {text}" if delay.days else sign + text
+    if not delay.days:
+        return sign + text
+    return f"{sign}{delay.days} d" + (f" {text}" if delay.seconds or delay.microseconds else "")
 
 
 def parse_due_time(value: DueTimeLike) -> datetime:

@@ -141,6 +141,20 @@ async def test_a_file_that_is_no_export_is_left_as_it_is(tmp_path: Path) -> None
     assert path.read_text() == '{"a": 1}\n'
 
 
+async def test_an_unusable_file_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    was_run = tmp_path / "was-run"
+    with pytest.raises(FileNotFoundError):
+        await export(tmp_path / "none" / "pending.jsonl", ["sh", "-c", 'touch "$0"', str(was_run)])
+    assert not was_run.exists()
+
+
+async def test_an_export_that_reads_nothing_leaves_no_file(tmp_path: Path) -> None:
+    path = tmp_path / "pending.jsonl"
+    with pytest.raises(BrokerError, match="false --quiet failed with status 1"):
+        await export(path, ["false", "--quiet"])
+    assert not path.exists()
+
+
 def test_an_incomplete_page_is_refused() -> None:
     with pytest.raises(BrokerError, match="no complete page"):
         parse_page(b"1\tLw==\tZQ==\ta2V5\t\t\n")

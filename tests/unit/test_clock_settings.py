@@ -62,7 +62,7 @@ def test_a_pruned_level_keeps_its_exchange_and_its_zero() -> None:
     assert keys_of(SMALL, SECOND) == ["~s1", "~c0", "~q:orders"]
     assert SMALL.route(timedelta(milliseconds=1), ORDERS).delay == SECOND
     assert SMALL.route(DAY, ORDERS).hops == 1
-    with pytest.raises(InvalidDelayError, match=r"longer than this infrastructure can hold \(1 d 0:00:00\)"):
+    with pytest.raises(InvalidDelayError, match=r"longer than this infrastructure can hold \(1 d\)"):
         SMALL.route(DAY + timedelta(microseconds=1), ORDERS)
 
 
@@ -150,8 +150,8 @@ def test_waits_are_multiples_of_the_resolution(resolution: timedelta, longest: t
     ("settings", "message"),
     [
         ({"max_delay": timedelta(0)}, "max_delay 0:00:00 must be from 0:00:00.01 to 3199 d 23:59:59.99"),
-        ({"max_delay": -DAY}, "the delay -1 d 0:00:00 is negative"),
-        ({"max_delay": MAX_DELAY + STEP}, "max_delay 3200 d 0:00:00 must be from"),
+        ({"max_delay": -DAY}, "the delay -1 d is negative"),
+        ({"max_delay": MAX_DELAY + STEP}, "max_delay 3200 d must be from"),
         ({"resolution": timedelta(0)}, "the resolution 0:00:00 must be a multiple of a unit"),
         ({"resolution": -SECOND}, "the delay -0:00:01 is negative"),
         ({"resolution": timedelta(milliseconds=5)}, "the resolution 0:00:00.005 must be"),

@@ -227,7 +227,7 @@ def test_without_duckdb_spark_counts(tmp_path: Path, monkeypatch: pytest.MonkeyP
     write(tmp_path / "messages", messages())
     monkeypatch.setitem(sys.modules, "duckdb", None)
     choice = EngineChoice(configuration={})
-    engine, figures = _count_in_process(str(tmp_path), choice, timedelta(minutes=10), reads_local_paths=True)
+    engine, figures = _count_in_process(str(tmp_path), choice, timedelta(minutes=10))
     assert (engine, figures) == (Engine(True, "DuckDB is missing"), None)
 
 

@@ -295,7 +295,7 @@ def test_times_in_headers_outside_the_amqp_range_are_a_problem() -> None:
 def test_a_due_time_too_far_away_is_a_problem_of_its_column() -> None:
     batch = batch_of(value=["x"], deliver_at=[NOW + timedelta(days=100)])
     found = RowConverter(("value", "deliver_at"), {"to": "q"}, CLOCK).problems(batch, NOW)
-    assert found[0].startswith("the column deliver_at: the delay 100 d 0:00:00 is longer than")
+    assert found[0].startswith("the column deliver_at: the delay 100 d is longer than")
 
 
 def test_a_numeric_delay_is_milliseconds() -> None:

@@ -27,7 +27,7 @@ from bide.messages.outgoing import OutgoingMessage, takes
 from bide.messages.prepared import PreparedMessage, check_message
 from bide.runtime.arguments import whole_number
 from bide.runtime.bounded_cache import BoundedCache
-from bide.schedules.outgoing import OutgoingSchedule
+from bide.schedules.outgoing import SCHEDULE_ADVICE, OutgoingSchedule
 from bide.topology import Topology
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Client(QueueMethods, ScheduleMethods):
         """
         return await self._within_timeout(self._publisher.infrastructure())
 
-    @takes(OutgoingMessage)
+    @takes(OutgoingMessage, advice=SCHEDULE_ADVICE)
     async def publish(self, message: OutgoingMessage) -> Receipt:
         """Send a message and wait for its confirm. The parameters are the fields of :class:`OutgoingMessage`.
 

@@ -25,7 +25,7 @@ from bide.delay.protocol import DelayInfrastructure
 from bide.durations import DelayLike
 from bide.messages.outgoing import OutgoingMessage, takes
 from bide.messages.prepared import PreparedMessage
-from bide.schedules.outgoing import OutgoingSchedule
+from bide.schedules.outgoing import SCHEDULE_ADVICE, OutgoingSchedule
 from bide.topology import Topology
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class SyncClient(SyncScheduleMethods):
         """See :meth:`bide.Client.infrastructure`."""
         return self.wait_for(self._client.infrastructure())
 
-    @takes(OutgoingMessage)
+    @takes(OutgoingMessage, advice=SCHEDULE_ADVICE)
     def publish(self, message: OutgoingMessage) -> Receipt:
         """See :meth:`bide.Client.publish`."""
         return self.wait_for(self._client._send(message))  # noqa: SLF001 (its twin's)

@@ -9,7 +9,7 @@ from typing import Any, Final, Generic, TypeVar
 from bide.admin.apply import exists
 from bide.amqp.connection import Connection
 from bide.client.pipelined_sender import PipelinedMessage, PipelinedSender
-from bide.errors import AccessRefusedError, BideError, TargetNotFoundError
+from bide.errors import AccessRefusedError, BideError, TargetNotFoundError, UnroutableError
 from bide.runtime.bounded_cache import BoundedCache
 from bide.topology import DEFAULT_EXCHANGE, Exchange, Topology
 
@@ -96,3 +96,17 @@ class TargetSender(Generic[_Message]):
         if isinstance(error, AccessRefusedError | TargetNotFoundError):
             self._known.pop(message.exchange, None)
         self._on_result(message, error)
+
+
+def undeliverable_reason(error: BideError, target: str, *, exchange: str, routing_key: str) -> str:
+    """Why a message cannot reach its target, for the undeliverable queue.
+
+    Args:
+        error: the result of the message.
+        target: the target as text: ``q:<queue>`` or ``x:<exchange>``.
+        exchange: the exchange that the message was published to.
+    """
+    if not isinstance(error, UnroutableError):
+        return str(error)
+    key = f" with the routing key {routing_key!r}" if exchange else ""
+    return f"no queue takes messages for {target}{key}"

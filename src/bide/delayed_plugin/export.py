@@ -8,6 +8,7 @@ import os
 from base64 import b64decode, b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,17 +68,13 @@ async def export(
         OSError: the file cannot be written.
     """
     done = Exported()
-    # If the node has no tables, there is no file, which import and apply would want to see finished.
-    is_new = not await asyncio.to_thread(path.exists)
-    first = await read_page(command, "", messages=page, environment=environment) if is_new else None
     with _open(path) as file:
         key = _resume(file, done)
-        if not file.tell():
-            header = {"bide-export": FORMAT, "started": datetime.now(UTC).isoformat(timespec="milliseconds")}
-            file.write(json.dumps(header).encode() + b"\n")
         while True:
-            read = first or await read_page(command, key, messages=page, environment=environment)
-            first = None
+            read = await read_page(command, key, messages=page, environment=environment)
+            if not file.tell():
+                header = {"bide-export": FORMAT, "started": datetime.now(UTC).isoformat(timespec="milliseconds")}
+                file.write(json.dumps(header).encode() + b"\n")
             for one in read.messages:
                 done.exchanges[one.vhost, one.exchange] += 1
             done.messages += len(read.messages)
@@ -90,8 +87,16 @@ async def export(
                 return done
 
 
-def _open(path: Path) -> BinaryIO:
-    return path.open("r+b" if path.exists() else "x+b")
+@contextmanager
+def _open(path: Path) -> Iterator[BinaryIO]:
+    """Open a file. A new one without a page is removed again: import and apply would ask for the rest of the export."""
+    is_new = not path.exists()
+    with path.open("x+b" if is_new else "r+b") as file:
+        try:
+            yield file
+        finally:
+            if is_new and not file.tell():
+                path.unlink()
 
 
 def _append(file: BinaryIO, data: bytes) -> None:

@@ -37,9 +37,9 @@ from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from bide.client.client import Client
+    from bide.client.forwarder import Forwarder
     from bide.client.message import Message
     from bide.endpoint.event import Event
-    from bide.endpoint.forwarder import Forwarder
     from bide.endpoint.settings import EndpointSettings
     from bide.messages.prepared import PreparedMessage
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from bide.client.forwarder import Forwarder
 from bide.durations import format_delay
 from bide.endpoint.dedup import FailedAttempts, HandledMessages
 from bide.endpoint.event import Event, Kind
-from bide.endpoint.forwarder import Forwarder
 from bide.endpoint.handlers import Handlers, without_bide_frames
 from bide.endpoint.limiter import Limiter
 from bide.endpoint.observer import Observer

@@ -11,12 +11,14 @@ from bide.client.client import Client
 from bide.client.message import Message
 from bide.client.received_message import KEPT_PROPERTIES
 from bide.delay.allowed_targets import AllowedTargets
+from bide.delay.forwarding import parse_target
 from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
     HEADER_PRIORITY,
     HEADER_SET_ASIDE,
     HEADER_TO,
+    QueueTarget,
 )
 from bide.delay.received import OWN_PREFIX
 from bide.delay.recognition import part_of
@@ -118,10 +120,12 @@ def _target(message: Message) -> str:
 
 def _copy_for_target(message: Message) -> PreparedMessage:
     """Copy a message for its target. The copy keeps the headers that record earlier attempts."""
-    kind, _, name = _target(message).partition(":")
-    if kind not in ("q", "x"):
-        raise InvalidInputError(f"the message {message.message_id!r} has no header with its target: discard it")
-    address: dict[str, Any] = {"to": name} if kind == "q" else {"exchange": name, "routing_key": message.routing_key}
+    target = parse_target(_target(message), message.routing_key)
+    address: dict[str, Any] = (
+        {"to": target.queue}
+        if isinstance(target, QueueTarget)
+        else {"exchange": target.exchange, "routing_key": target.routing_key}
+    )
     headers = {header: value for header, value in message.headers.items() if header not in ("CC", "BCC")}
     properties = {one: getattr(message, one) for one in _PROPERTIES}
     checked = check_message(

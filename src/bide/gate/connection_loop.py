@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from bide.amqp.connection import Connection
+from bide.client.first_failure import FirstFailure
 from bide.delay.allowed_targets import AllowedTargets
-from bide.errors import BideError, BrokerError, ClosedError, ScheduleIndexError
+from bide.errors import BrokerError, ClosedError, ScheduleIndexError
 from bide.gate.partition import RETRY_PAUSE, PartitionGate
 from bide.gate.partition_session import PartitionSession
 from bide.gate.publisher import GatePublisher
@@ -42,8 +42,8 @@ class GateConnectionLoop:
         self._spread = spread
         self._rules = DeliveryRules(names, allowed, connection.url.user)
         self._stop_timeout = grace
-        self._failed: asyncio.Future[BideError] = connection.loop.create_future()
-        self._publisher = GatePublisher(connection, names, self._fail)
+        self._failure = FirstFailure(connection)
+        self._publisher = GatePublisher(connection, names, self._failure.report)
 
     async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
         """Work until *stopping* is set, or until an error.
@@ -56,27 +56,18 @@ class GateConnectionLoop:
         try:
             if on_start is not None:
                 on_start(self._connection)
-            await self._wait_for({stop, *tasks})
-            self._raise_failure(tasks)
+            await self._failure.wait((stop, *tasks))
+            self._failure.check()
+            for task in tasks:
+                if task.done():
+                    task.result()
             if stopping.is_set():
                 await self._finish(tasks)
         finally:
-            for task in (stop, *tasks):
-                task.cancel()
+            for one in (stop, *tasks):
+                one.cancel()
             await asyncio.gather(stop, *tasks, return_exceptions=True)
             self._publisher.close()
-
-    async def _wait_for(self, tasks: set[asyncio.Task[Any]]) -> None:
-        ends: set[asyncio.Future[Any]] = {*tasks, self._failed, self._connection.lost}
-        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-
-    def _raise_failure(self, tasks: Sequence[asyncio.Task[None]]) -> None:
-        for failure in (self._failed, self._connection.lost):
-            if failure.done():
-                raise failure.result()
-        for task in tasks:
-            if task.done():
-                task.result()
 
     async def _finish(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Let all partitions finish their messages in flight, and leave the partitions to other gates."""
@@ -87,8 +78,7 @@ class GateConnectionLoop:
         # The tasks are cancelled if the connection is lost meanwhile, and nothing awaits this future then.
         finishing.add_done_callback(lambda done: done.cancelled() or done.exception())
         # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
-        ends: set[asyncio.Future[Any]] = {finishing, self._failed, self._connection.lost}
-        await asyncio.wait(ends, timeout=self._stop_timeout, return_when=asyncio.FIRST_COMPLETED)
+        await self._failure.wait([finishing], seconds=self._stop_timeout)
         if not finishing.done():
             finishing.cancel()
             await asyncio.gather(finishing, return_exceptions=True)
@@ -118,7 +108,3 @@ class GateConnectionLoop:
                 partition.check_temporary(error)
                 log.warning("the gate pauses at %s: %s", partition.log, error)
                 await asyncio.sleep(RETRY_PAUSE)
-
-    def _fail(self, error: BideError) -> None:
-        if not self._failed.done():
-            self._failed.set_result(error)

@@ -7,14 +7,14 @@ from datetime import datetime
 from functools import partial
 from typing import Final
 
+from bide.client.target_sender import undeliverable_reason
 from bide.durations import from_milliseconds
-from bide.errors import AccessRefusedError, BideError, PublishRefusedError, UnroutableError
+from bide.errors import AccessRefusedError, BideError, PublishRefusedError
 from bide.gate.observer import GateEvent, GateEventKind
 from bide.gate.partition import PartitionGate
 from bide.gate.publisher import GatePublisher
 from bide.gate.scheduled_delivery import DeliveryRules, ScheduledDelivery
-from bide.runtime.bounded_cache import BoundedCache
-from bide.runtime.logs import logger
+from bide.runtime.logs import RepeatedWarnings, logger
 from bide.topology import DEFAULT_EXCHANGE
 
 log = logger(__name__)
@@ -39,7 +39,7 @@ class Deliverer:
         self._fail = failed
         self._connection = publisher.connection
         self._is_over = False
-        self._warnings = BoundedCache[str, int]()
+        self._warnings = RepeatedWarnings(log)
 
     def close(self) -> None:
         """Record no more results. The next session delivers the messages in flight again."""
@@ -90,16 +90,15 @@ class Deliverer:
                 self._fail(error)
             case _ if delivery.reason:
                 self._refused(delivery, now, f"takes no messages, which are sent again: {error}")
-            case UnroutableError():
-                key = f" with the routing key {delivery.routing_key!r}" if delivery.exchange else ""
-                self._set_aside(sent_at, delivery, f"no queue takes messages for {delivery.entry.target}{key}")
             case _:
-                self._set_aside(sent_at, delivery, str(error))
+                exchange, key = delivery.exchange, delivery.routing_key
+                reason = undeliverable_reason(error, delivery.entry.target, exchange=exchange, routing_key=key)
+                self._set_aside(sent_at, delivery, reason)
         self._gate.wake.set()
 
     def _refused(self, delivery: ScheduledDelivery, now: float, what: str) -> None:
         self._gate.deliveries.refused(delivery.entry.occurrence, now)
-        self._warn(f"{delivery.exchange or delivery.routing_key} {what}")
+        self._warnings.warn(f"{delivery.exchange or delivery.routing_key} {what}")
 
     def _set_aside(self, sent_at: datetime, delivery: ScheduledDelivery, reason: str) -> None:
         self._warn_undeliverable(reason)
@@ -129,10 +128,4 @@ class Deliverer:
             )
 
     def _warn_undeliverable(self, reason: str) -> None:
-        self._warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")
-
-    def _warn(self, what: str) -> None:
-        """Log a repeated warning at its 1st, 10th, 100th... occurrence."""
-        count = self._warnings[what] = self._warnings.get(what, 0) + 1
-        if str(count).strip("0") == "1":
-            log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")
+        self._warnings.warn(f"moving a message to {self._gate.names.undeliverable!r}: {reason}")

@@ -101,7 +101,7 @@ class DeliveryQueue:
 
     @property
     def next_due(self) -> int | None:
-        """When the next of them is due, in milliseconds since the Unix epoch; None if there is none."""
+        """The due time of the next occurrence that is not due yet, in milliseconds since the Unix epoch, or None."""
         return self._early[0][0] if self._early else None
 
     @property
@@ -132,7 +132,7 @@ class DeliveryQueue:
         """Occurrences to send now: due ones, and refused ones whose pause is over."""
         while self._retries and self._retries[0][0] <= now:
             one = heapq.heappop(self._retries)[1]
-            self._waits_no_more(one.target)
+            self._remove_waiting(one.target)
             self._wait_for_turn(one)
         taken = list[str]()
         while self._turns and len(taken) < most and self._has_room:
@@ -146,7 +146,7 @@ class DeliveryQueue:
                 self._turns[target] = None
             else:
                 del self._queued[target]
-            self._waits_no_more(target)
+            self._remove_waiting(target)
             self.in_flight += 1
             self._bytes_in_flight += one.size
             taken.append(one.occurrence)
@@ -177,7 +177,7 @@ class DeliveryQueue:
         self._refusals[occurrence] = min(refusals + 1, 63)
         pause = min(1 << refusals, LONGEST_PAUSE.total_seconds())
         heapq.heappush(self._retries, (now + pause, one))
-        self._waits(one.target)
+        self._add_waiting(one.target)
 
     def report(self, now: float) -> tuple[EndedOccurrence, ...]:
         """The ended occurrences to report now. A single one is reported at once; many are reported together."""
@@ -236,7 +236,7 @@ class DeliveryQueue:
             queued = self._queued[one.target] = deque()
             self._turns[one.target] = None
         queued.append(one)
-        self._waits(one.target)
+        self._add_waiting(one.target)
 
     def _take_turn(self, target: str) -> None:
         """Give a target its turn: it may have a place again."""
@@ -244,13 +244,13 @@ class DeliveryQueue:
             self._turns[target] = None
             self._on_place()
 
-    def _waits(self, target: str) -> None:
+    def _add_waiting(self, target: str) -> None:
         self._all_waiting += 1
         self._waiting[target] += 1
         if self._waiting[target] >= CROWDED:
             self.crowded.add(target)
 
-    def _waits_no_more(self, target: str) -> None:
+    def _remove_waiting(self, target: str) -> None:
         self._all_waiting -= 1
         self._waiting[target] -= 1
         if self._waiting[target] < CROWDED:

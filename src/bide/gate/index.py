@@ -63,7 +63,7 @@ class ScheduleIndex:
 
     @contextmanager
     def batch(self, *, is_last: bool = True) -> Iterator[SqliteState]:
-        """Keep all changes of a block, the position included, or none of them if it raises.
+        """Keep all changes of a block, including the position, or none of them if the block raises.
 
         Args:
             is_last: whether to commit. Otherwise a later batch commits, or :meth:`commit`. Until then an error, or the

@@ -1,4 +1,4 @@
-"""The index of a partition, changed in the event loop by what is brief, else in a thread."""
+"""The index of a partition: brief changes run in the event loop, others in a thread."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ _DECODED: Final = 64
 
 _BRIEF_RECORDS: Final = 16
 _BRIEF_BYTES: Final = 16_000
-"""The most records, items of a record, and bytes of a body that are applied in the event loop."""
+"""The largest number of records, of items in a record, and of bytes in a body, that are applied in the event loop."""
 
 DROPPED: Final[tuple[Ending, ...]] = ("cancelled", "superseded", "skipped")
 """How occurrences end without a delivery."""
@@ -73,13 +73,13 @@ class AppliedRecords:
         dropped: occurrences that ended without a delivery, if the gate leads.
         waiting: the number of schedules that wait.
         answers: where to send an answer, the id of the request, and the answer.
-        chunks: the cycles of chunks of snapshots, one for each.
+        chunks: the cycle of each chunk of a snapshot.
         completed: snapshots that are complete.
         own_claim: whether a claim of this gate was read.
         ticked: whether a tick was read.
         has_missed: whether records are missing before these ones.
         position: the position after the batch.
-        next_due: the earliest due time of what waits and is not paused, in milliseconds since the Unix epoch.
+        next_due: the earliest due time of a schedule that is not paused, in milliseconds since the Unix epoch.
     """
 
     position: LogPosition
@@ -177,7 +177,9 @@ class PartitionIndex:
         self._begin()
 
     async def apply(self, records: Sequence[LogRecord], *, is_leading: bool) -> AppliedRecords:
-        """Apply records, as many as 50 ms suffice for if the gate leads, otherwise 1 s, and all in one transaction.
+        """Apply records in one transaction that ends after 50 ms if the gate leads, otherwise after 1 s.
+
+        :attr:`AppliedRecords.count` shows how many were applied. Pass the rest again.
 
         Args:
             is_leading: whether to make answers to operations, and to list what is claimed.
@@ -215,7 +217,7 @@ class PartitionIndex:
                 applied.count += 1
                 if self._follower.has_missed or time.monotonic() > until:
                     break
-            # Before the end of the batch: they write what was added, and an error has to undo the rest, too.
+            # Before the batch ends, because both write the added schedules: an error has to undo the whole batch.
             applied.next_due = state.next_due()
             applied.waiting = state.waiting_count
         applied.has_missed = self._follower.has_missed
@@ -267,7 +269,7 @@ class PartitionIndex:
             case _:
                 pass
 
-    # -- building it anew
+    # -- building the index anew
 
     async def clear(self) -> None:
         """Remove everything."""
@@ -298,11 +300,11 @@ class PartitionIndex:
     # -- what is due and under way
 
     async def claim(self, now: int, *, ahead: int = 0, without: Collection[str] = ()) -> bytes | None:
-        """The record of a claim of what is due, or will be soon; None if there is nothing to claim.
+        """Claim schedules that are due, or will be soon, and return the record; None if there is nothing to claim.
 
         Args:
             now: the time by the gate's clock, in milliseconds since the Unix epoch.
-            ahead: milliseconds from now on within which schedules are due that are claimed.
+            ahead: also claim schedules that are due within this many milliseconds.
             without: targets for which nothing is claimed.
         """
         if not without and self._planner.passed_over <= _BRIEF_RECORDS:
@@ -312,7 +314,7 @@ class PartitionIndex:
         return await self._thread.run(self._claim, now, ahead, without)
 
     def _claim_few(self, now: int, ahead: int) -> tuple[bool, bytes | None]:
-        """Whether only a few are due, and then their claim."""
+        """Whether only a few schedules are due, and if so the record of their claim."""
         few = _BRIEF_RECORDS + self._planner.passed_over
         due = self._index.state.due(now + ahead, limit=few + 1)
         return (True, self._planned(due, now)) if len(due) <= few else (False, None)
@@ -326,7 +328,7 @@ class PartitionIndex:
         return None if claim is None else encode(claim)
 
     async def next_due(self, *, without: Collection[str]) -> int | None:
-        """When something else is due than what waits for these targets, in milliseconds since the Unix epoch."""
+        """The earliest due time of a schedule for other targets than these, in milliseconds since the Unix epoch."""
         return await self._thread.run(lambda: self._index.state.next_due(without=without))
 
     async def under_way(self) -> list[OccurrenceHead]:

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from typing import Final
 
+from bide.client.first_failure import FirstFailure
 from bide.errors import (
     BideError,
     ScheduleIndexError,
@@ -71,7 +72,8 @@ class PartitionSession:
         self._gate = gate
         self._publisher = publisher
         self._spread = spread
-        self._deliverer = Deliverer(gate, publisher, rules, self._fail)
+        self._failure = FirstFailure(publisher.connection)
+        self._deliverer = Deliverer(gate, publisher, rules, self._failure.report)
         self._connection = publisher.connection
         self._index = gate.index
         self._leadership = gate.leadership
@@ -89,10 +91,9 @@ class PartitionSession:
             gate.names.queries(gate.number),
             gate.index,
             on_question=self._on_question,
-            failed=self._fail,
+            failed=self._failure.report,
         )
         self._wake = gate.wake
-        self._failed: asyncio.Future[BideError] = publisher.connection.loop.create_future()
         self._is_leading = False
         self._is_letting_go = False
         self._unconfirmed = 0
@@ -117,15 +118,11 @@ class PartitionSession:
         reading = asyncio.create_task(self._read(reader, records))
         acting = asyncio.create_task(self._act())
         try:
-            ends: set[asyncio.Future[None] | asyncio.Future[BideError]]
-            ends = {reading, acting, self._failed, self._connection.lost}
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            await self._failure.wait((reading, acting))
             for task in (reading, acting):
                 if task.done():
                     task.result()
-            for failure in (self._failed, self._connection.lost):
-                if failure.done():
-                    raise failure.result()
+            self._failure.check()
         finally:
             self._deliverer.close()
             for task in (reading, acting):
@@ -133,10 +130,6 @@ class PartitionSession:
             await asyncio.gather(reading, acting, return_exceptions=True)
             reader.close()
             self._questions.close()
-
-    def _fail(self, error: BideError) -> None:
-        if not self._failed.done():
-            self._failed.set_result(error)
 
     def _now(self) -> float:
         return self._connection.monotonic()
@@ -209,7 +202,7 @@ class PartitionSession:
     def _on_appended(self, error: BideError | None) -> None:
         self._unconfirmed -= 1
         if error is not None:
-            self._fail(error)
+            self._failure.report(error)
 
     # -- what a gate does beside reading
 

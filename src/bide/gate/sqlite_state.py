@@ -66,14 +66,14 @@ class SqliteState(WaitingTable):
         self.reload()
 
     def reload(self) -> None:
-        """Read the position, and forget what was not written: after a rollback."""
+        """Read the position again after a rollback, and drop changes that were not written."""
         self._changed_sessions.clear()
         self.forget_waiting()
         row = self._sql.execute(f"SELECT {', '.join(_POSITION)} FROM position").fetchone()
         self.position = LogPosition(**dict(zip(_POSITION_FIELDS, row, strict=True)))
 
     def flush(self) -> None:
-        """Write what is not written yet: schedules that were added, sessions that have changed, and the position."""
+        """Write added schedules, changed sessions and the position."""
         self.write_waiting()
         self._sql.executemany(
             "REPLACE INTO sessions VALUES (?, ?, ?)",
@@ -141,7 +141,7 @@ class SqliteState(WaitingTable):
                 self._sql.execute("REPLACE INTO answers VALUES (?, ?, ?)", (entry.request, entry.tick, _encode(entry)))
 
     def remove(self, entry: StateEntry) -> None:
-        """Remove an entry that is there."""
+        """Remove an existing entry."""
         match entry:
             case WaitingSchedule():
                 self.remove_waiting(entry.key, entry.target, entry.due)
@@ -156,7 +156,7 @@ class SqliteState(WaitingTable):
                 self._sql.execute("DELETE FROM answers WHERE request = ?", (entry.request,))
 
     def forget(self, *, sessions: int, others: int) -> None:
-        """Forget sessions up to the one tick, and answers and finished keys up to the other."""
+        """Forget sessions up to the tick *sessions*, and answers and finished keys up to the tick *others*."""
         for name in [one.session for one in self._changed_sessions.values() if one.tick <= sessions]:
             del self._changed_sessions[name]
         # A session that was used since it was written is not forgotten: flush() writes it again.
@@ -171,12 +171,12 @@ class SqliteState(WaitingTable):
         return [OccurrenceHead(*row) for row in self._sql.execute(_HEADS + "ORDER BY due")]
 
     def heads(self, occurrences: Iterable[str]) -> list[OccurrenceHead]:
-        """Those of the occurrences that are under way."""
+        """The heads of those occurrences that are still under way."""
         rows = (self._sql.execute(_HEADS + "WHERE occurrence = ?", (one,)).fetchone() for one in occurrences)
         return [OccurrenceHead(*row) for row in rows if row is not None]
 
     def size(self) -> int:
-        """The bytes of what waits and is under way, about. Large messages are not read."""
+        """The approximate bytes of waiting schedules and claimed occurrences. Large messages are not read for this."""
         queries = (
             f"SELECT total(length(key) + length(properties) + length(body) + {_ENTRY_BYTES}) FROM {table}"
             for table in ("waiting", "under_way")

@@ -48,16 +48,16 @@ class WaitingTable:
         self._added: dict[str, WaitingSchedule] = {}
         """Schedules that are not in the table yet, by key."""
         self._absent = set[str]()
-        """Keys that are not in the table, those of these schedules included."""
+        """Keys that are not in the table, including those of the added schedules."""
 
     def forget_waiting(self) -> None:
-        """Forget what was not written, and what is known of the table: after another change of it."""
+        """Drop added schedules and cached values, after a rollback or a change of the table from outside."""
         self._times = None
         self._added.clear()
         self._absent.clear()
 
     def write_waiting(self) -> None:
-        """Write what was added."""
+        """Write the added schedules."""
         added = list(map(_row, self._added.values()))
         self._added.clear()
         self._absent.clear()
@@ -106,7 +106,7 @@ class WaitingTable:
             self._sql.execute(_INSERT, _row(entry))
 
     def remove_waiting(self, key: str, target: str, due: int) -> None:
-        """Remove a schedule that is there."""
+        """Remove an existing schedule."""
         if self._added.pop(key, None) is None:
             self._sql.execute("DELETE FROM waiting WHERE key = ?", (key,))
         if self._times is not None:
@@ -115,9 +115,10 @@ class WaitingTable:
     # -- several schedules
 
     def select(self, wanted: ScheduleFilter) -> Iterator[WaitingSchedule]:
-        """The waiting schedules that a filter matches, by key. The state may be changed meanwhile, up to the last one.
+        """The waiting schedules that a filter matches, by key.
 
-        They are read in parts, because all their messages may not fit into memory.
+        Schedules up to the last one that was returned may be changed meanwhile. The schedules are read in parts,
+        because all their messages may not fit into memory.
         """
         after = None
         while True:
@@ -185,7 +186,7 @@ class WaitingTable:
 
     @property
     def _due_times(self) -> DueTimes:
-        """The due times of what waits. They are read once, and then each change is noted."""
+        """The due times of all schedules. They are read once, and then kept up to date with each change."""
         if self._times is None:
             self._times = DueTimes(self._query(_DUE_TIMES))
             for target, due in self._query(_PAUSED_DUE_TIMES):

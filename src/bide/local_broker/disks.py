@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
-from bide.errors import LocalBrokerError
+from bide.local_broker.root_commands import RootCommands
+
+_COMMANDS: Final = RootCommands(feature="disks of the nodes' own", option="the size of the disks", package="util-linux")
 
 
 def check() -> None:
     """Check that this user can mount file systems.
 
     Raises:
-        LocalBrokerError: this is not root on Linux.
+        LocalBrokerError: this is not root on Linux, or the command is missing.
     """
-    if sys.platform != "linux" or os.geteuid() != 0:
-        raise LocalBrokerError("disks of the nodes' own need root on Linux: omit the size of the disks")
-    _find("mount")
+    _COMMANDS.check("mount")
 
 
 def create(folders: Iterable[Path], size: int) -> None:
@@ -30,22 +27,9 @@ def create(folders: Iterable[Path], size: int) -> None:
         LocalBrokerError: the system refused.
     """
     for folder in folders:
-        command = [_find("mount"), "-t", "tmpfs", "-o", f"size={size},mode=0700", "bide", str(folder / "data")]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            raise LocalBrokerError(
-                f"'{' '.join(command)}' failed with status {done.returncode}: {done.stderr.strip()}; omit the size of "
-                "the disks if this system does not allow them"
-            )
+        _COMMANDS.run("mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "bide", str(folder / "data"))
 
 
 def cleanup(folders: Iterable[Path]) -> tuple[list[str], ...]:
     """Return the commands that undo :func:`create`, although a process that is about to end may still use the files."""
-    return tuple([_find("umount"), "--lazy", str(folder / "data")] for folder in folders)
-
-
-def _find(program: str) -> str:
-    path = shutil.which(program)
-    if path is None:
-        raise LocalBrokerError(f"disks of the nodes' own need the command '{program}': install util-linux")
-    return path
+    return tuple([_COMMANDS.find("umount"), "--lazy", str(folder / "data")] for folder in folders)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import random
-import shutil
-import subprocess
-import sys
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from bide.errors import LocalBrokerError
 from bide.local_broker.configuration import BrokerNode, Ports
+from bide.local_broker.root_commands import RootCommands
 
 PORTS = Ports(amqp=5672, management=15672, stream=5552, distribution=25672, epmd=4369)
 """RabbitMQ's defaults, the same for each node, because each has a network of its own."""
+
+_COMMANDS: Final = RootCommands(
+    feature="nodes in network namespaces", option="the network namespaces", package="iproute2"
+)
 
 
 def choose_nodes(count: int) -> list[BrokerNode]:
@@ -22,9 +24,7 @@ def choose_nodes(count: int) -> list[BrokerNode]:
     Raises:
         LocalBrokerError: this system or user cannot make network namespaces.
     """
-    if sys.platform != "linux" or os.geteuid() != 0:
-        raise LocalBrokerError("nodes in network namespaces need root on Linux: omit the network namespaces")
-    _find_ip()
+    _COMMANDS.check("ip")
     one, two = random.SystemRandom().choices(range(1, 255), k=2)
     tag = f"b{one:02x}{two:02x}"
     return [BrokerNode(f"bide{n}@n{n}", f"10.{one}.{two}.{n}", f"{tag}n{n}") for n in range(1, count + 1)]
@@ -48,7 +48,7 @@ def create(nodes: Sequence[BrokerNode]) -> None:
 
 def cleanup(nodes: Sequence[BrokerNode]) -> tuple[list[str], ...]:
     """Return the commands that undo :func:`create`; a command fails if its link or namespace does not exist."""
-    ip = _find_ip()
+    ip = _COMMANDS.find("ip")
     each = [[ip, *words, _namespace(node)] for node in nodes for words in (("link", "del"), ("netns", "del"))]
     return (*each, [ip, "link", "del", _bridge(nodes)])
 
@@ -98,17 +98,5 @@ def _namespace(node: BrokerNode) -> str:
     return node.namespace
 
 
-def _find_ip() -> str:
-    ip = shutil.which("ip")
-    if ip is None:
-        raise LocalBrokerError("nodes in network namespaces need the command 'ip': install iproute2")
-    return ip
-
-
 def _ip(*arguments: str) -> None:
-    done = subprocess.run([_find_ip(), *arguments], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise LocalBrokerError(
-            f"'ip {' '.join(arguments)}' failed with status {done.returncode}: {done.stderr.strip()}; omit the network "
-            "namespaces if this system does not allow them"
-        )
+    _COMMANDS.run("ip", *arguments)

@@ -7,9 +7,11 @@ from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from functools import update_wrapper
 from inspect import signature
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from bide.durations import DelayLike, DueTimeLike
+from bide.errors import InvalidInputError
 
 
 # Not frozen, like its subclasses: a frozen instance takes five times as long, and bulk publishing creates millions.
@@ -81,16 +83,27 @@ _Value = TypeVar("_Value")
 
 
 def takes(
-    kind: Callable[_Fields, _Value],
+    kind: Callable[_Fields, _Value], *, advice: Mapping[str, str] = MappingProxyType({})
 ) -> Callable[[Callable[[_Self, _Value], _Sent]], Callable[Concatenate[_Self, _Fields], _Sent]]:
     """Let a method take the fields of a class instead of an instance of that class.
 
     The fields of a message are thus listed once, and type checkers and ``help`` show them for each method.
+
+    Args:
+        kind: the class.
+        advice: names that belong to another method, each with advice for the :class:`InvalidInputError` of a call.
     """
 
     def decorate(method: Callable[[_Self, _Value], _Sent]) -> Callable[Concatenate[_Self, _Fields], _Sent]:
         def taking(self: _Self, /, *args: _Fields.args, **fields: _Fields.kwargs) -> _Sent:
-            return method(self, kind(*args, **fields))
+            try:
+                value = kind(*args, **fields)
+            except TypeError as error:
+                misplaced = next((name for name in fields if name in advice), None)
+                if misplaced is None:
+                    raise
+                raise InvalidInputError(f"{misplaced}={fields[misplaced]!r} {advice[misplaced]}") from error
+            return method(self, value)
 
         update_wrapper(taking, method)
         own, fields = signature(method), signature(kind)

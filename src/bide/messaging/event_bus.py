@@ -10,12 +10,13 @@ from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.client.client import Client
+from bide.client.forwarder import Forwarder
 from bide.client.message import Message
 from bide.client.publisher import Receipt
 from bide.delay.protocol import HEADER_EXCHANGE
 from bide.delay.received import SentMessage, restore
 from bide.durations import format_delay, to_milliseconds
-from bide.errors import BrokerError, ClosedError, DeliveryLostError, InvalidInputError
+from bide.errors import ClosedError, DeliveryLostError, InvalidInputError
 from bide.messages.prepared import PreparedMessage
 from bide.patterns.event_bus import EventBusQueue
 from bide.recoverability import copies
@@ -24,7 +25,6 @@ from bide.recoverability.history import expiry_of
 from bide.recoverability.report import HEADER_ERROR_MESSAGE, HEADER_FAILED_AT, HEADER_FAILED_QUEUE
 from bide.recoverability.x_death import QueueDeaths
 from bide.runtime.arguments import whole_number
-from bide.runtime.backoff import Backoff
 from bide.runtime.cancellation import outcome_apart
 from bide.runtime.logs import logger
 
@@ -63,6 +63,7 @@ class EventBus:
         self.names = names
         self._limit = whole_number("limit", limit, 0, MAX_LIMIT)
         self._concurrency = whole_number("concurrency", concurrency, 1, 10_000)
+        self._forwarder = Forwarder(names.queue, client.forward, first_pause=_FIRST_PAUSE, longest_pause=_LONGEST_PAUSE)
 
     async def declare(self) -> None:
         """Declare the exchanges, queues and bindings.
@@ -162,27 +163,20 @@ class EventBus:
     async def _forward(self, message: Message) -> None:
         """Publish the copy until the broker confirms it. The message stays unacknowledged until then."""
         copy = self._copy(message, self._client.now())
-        backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        while True:
-            try:
-                await self._client.forward(copy)
-            except InvalidInputError as error:
-                log.critical(
-                    "%s: %s cannot be forwarded and stays in %s: %s",
-                    self.names.queue,
-                    message.message_id,
-                    self.names.retry_queue,
-                    error,
-                )
-                return
-            except ClosedError:
-                return
-            except BrokerError as error:
-                log.error("%s: cannot forward %s yet: %s", self.names.queue, message.message_id, error)
-                await asyncio.sleep(backoff.next())  # until the broker can take it
-            else:
-                break
-        await _settle(message.ack)
+        try:
+            await self._forwarder.send(copy)
+        except InvalidInputError as error:
+            log.critical(
+                "%s: %s cannot be forwarded and stays in %s: %s",
+                self.names.queue,
+                message.message_id,
+                self.names.retry_queue,
+                error,
+            )
+        except ClosedError:
+            return
+        else:
+            await _settle(message.ack)
 
     def _copy(self, message: Message, now: datetime) -> PreparedMessage:
         """Copy a message of the retry queue to the delay queue or the parking queue.

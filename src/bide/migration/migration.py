@@ -26,7 +26,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from bide.admin.apply import check_release, message_counts
 from bide.admin.locate import management_api
@@ -35,6 +35,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
+from bide.client.first_failure import FirstFailure
 from bide.delay import recognition
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.cascade_keys import original_key
@@ -179,7 +180,7 @@ class Migration:
                     await self._lock.refuse_same(self._to_url)
                 aside = await stack.enter_async_context(connect(self._url))
             self._aside = aside
-            self._failed: asyncio.Future[BaseException] = connection.loop.create_future()
+            self._failure = FirstFailure(connection)
             self._channel = channel
             self._bindings = await self._delivery_bindings()
             await channel.qos(PREFETCH)
@@ -226,7 +227,7 @@ class Migration:
         await self._consume(counts)
         clean, seen, quiet_since = 0, -1, connection.loop.time()
         while not self._stopping.is_set() and clean < 2:
-            await self._wait(connection, _PAUSE)
+            await self._wait(_PAUSE)
             if self._tasks or self._received != seen:
                 clean, seen, quiet_since = 0, self._received, connection.loop.time()
                 continue
@@ -243,25 +244,20 @@ class Migration:
         for tag in self._tags:
             await self._channel.cancel(tag)
         while self._tasks:
-            await self._wait(connection, _PAUSE)
+            await self._wait(_PAUSE)
 
-    async def _wait(self, connection: Connection, seconds: float) -> None:
+    async def _wait(self, seconds: float) -> None:
         """Wait for a while, or until the migration is stopped.
 
         Raises:
             BaseException: the error of a move, or of the connection.
         """
         stopping = asyncio.create_task(self._stopping.wait())
-        waits: set[asyncio.Future[Any]] = {self._failed, connection.lost}
-        if not self._stopping.is_set():
-            waits.add(stopping)
         try:
-            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            await self._failure.wait([] if self._stopping.is_set() else [stopping], seconds=seconds)
         finally:
             stopping.cancel()
-        for ended in (self._failed, connection.lost):
-            if ended.done():
-                raise ended.result()
+        self._failure.check()
 
     async def _consume(self, queues: Iterable[str]) -> None:
         """Consume from queues that are not consumed yet. Senders may have declared more since the last time."""
@@ -269,7 +265,7 @@ class Migration:
             if name not in self._queues:
                 self._queues.add(name)
                 take = partial(self._on_message, name)
-                self._tags.append(await self._channel.consume(name, on_message=take, on_end=self._fail))
+                self._tags.append(await self._channel.consume(name, on_message=take, on_end=self._failure.report))
 
     async def _take_set_aside(self, connection: Connection) -> None:
         """Take the messages that an earlier run set aside, each once."""
@@ -300,11 +296,7 @@ class Migration:
     def _on_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(error)
-
-    def _fail(self, error: BaseException) -> None:
-        if not self._failed.done():
-            self._failed.set_result(error)
+            self._failure.report(error)
 
     # -- moving one message
 

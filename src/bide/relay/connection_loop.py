@@ -7,13 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
+from bide.client.first_failure import FirstFailure
 from bide.client.pipelined_sender import PipelinedMessage, PipelinedSender
-from bide.client.target_sender import TargetSender
+from bide.client.target_sender import TargetSender, undeliverable_reason
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.waiting_hall import WaitingHall
 from bide.errors import (
@@ -26,8 +27,7 @@ from bide.errors import (
     UnroutableError,
 )
 from bide.relay.decision import RelayDecision, RelayedMessage, RelayStep, set_aside
-from bide.runtime.bounded_cache import BoundedCache
-from bide.runtime.logs import logger
+from bide.runtime.logs import RepeatedWarnings, logger
 from bide.runtime.wording import quantity
 from bide.topology import DEFAULT_EXCHANGE
 
@@ -95,21 +95,23 @@ class ConnectionLoop:
         self._stop_timeout = grace
         self._user = connection.url.user
         self._consuming_channel: Channel | None = None
+        self._failure = FirstFailure(connection)
         # Messages within the hall have channels of their own, because a target can make the broker close a channel.
-        self._to_undeliverable = PipelinedSender(connection, on_result=self._on_undeliverable_result, failed=self._fail)
-        self._to_hall = PipelinedSender(connection, on_result=self._on_hall_result, failed=self._fail)
+        self._to_undeliverable = PipelinedSender(
+            connection, on_result=self._on_undeliverable_result, failed=self._failure.report
+        )
+        self._to_hall = PipelinedSender(connection, on_result=self._on_hall_result, failed=self._failure.report)
         self._to_targets = TargetSender(
             connection,
             safe_exchanges=[hall.delivery_exchange],
             on_result=self._on_target_result,
-            failed=self._fail,
+            failed=self._failure.report,
         )
-        self._failed: asyncio.Future[BideError] = connection.loop.create_future()
         self._all_settled = asyncio.Event()
         self._draining = False
         self._unsettled: set[int] = set()
         self._paused: dict[RelayedInFlight, asyncio.TimerHandle] = {}
-        self._warnings = BoundedCache[str, int]()
+        self._warnings = RepeatedWarnings(log)
 
     async def work(self, stopping: asyncio.Event, on_start: Callable[[Connection], None] | None) -> None:
         """Relay messages until *stopping* is set, or until an error.
@@ -122,36 +124,23 @@ class ConnectionLoop:
             channel = self._consuming_channel = await self._connection.channel()
             await channel.qos(self._prefetch)
             tags = [
-                await channel.consume(queue, on_message=take, on_end=self._fail)
+                await channel.consume(queue, on_message=take, on_end=self._failure.report)
                 for queue, take in zip(self._hall.relay_queues, (self._on_received, self._on_released), strict=True)
             ]
             if on_start is not None:
                 on_start(self._connection)
-            await self._wait_for(stop)
-            if stopping.is_set() and not self._failed.done() and not self._connection.lost.done():
-                await self._stop_consuming(channel, tags)
-            else:
-                self._raise_failure()
+            await self._failure.wait([stop])
+            self._failure.check()
+            await self._stop_consuming(channel, tags)
         finally:
             stop.cancel()
             self._close()
-
-    async def _wait_for(self, task: asyncio.Task[Any], *, seconds: float | None = None) -> None:
-        """Wait until the task is done, an error has ended the work, or the time is up."""
-        ends: set[asyncio.Future[Any]] = {task, self._failed, self._connection.lost}
-        await asyncio.wait(ends, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-
-    def _raise_failure(self) -> None:
-        if self._failed.done():
-            raise self._failed.result()
-        if self._connection.lost.done():
-            raise self._connection.lost.result()
 
     async def _stop_consuming(self, channel: Channel, tags: Sequence[str]) -> None:
         """Cancel the consumers, and wait for messages in flight. Paused messages go back to their queue at once."""
         finishing = asyncio.create_task(self._wait_for_results(channel, tags))
         # A broker that blocks publishers (an alarm) answers nothing at all on this connection.
-        await self._wait_for(finishing, seconds=self._stop_timeout)
+        await self._failure.wait([finishing], seconds=self._stop_timeout)
         finishing.cancel()
         await asyncio.gather(finishing, return_exceptions=True)
         if self._unsettled:
@@ -177,10 +166,6 @@ class ConnectionLoop:
             handle.cancel()
         if self._consuming_channel is not None:
             self._consuming_channel.abandon()
-
-    def _fail(self, error: BideError) -> None:
-        if not self._failed.done():
-            self._failed.set_result(error)
 
     # -- received messages
 
@@ -233,7 +218,7 @@ class ConnectionLoop:
                 self._acknowledge(message.delivery)
             case PublishRefusedError() | UnroutableError():
                 # A queue of the hall has no leader, or is missing: the message is still in its queue, so try again.
-                self._warn(
+                self._warnings.warn(
                     f"{message.exchange!r} refuses messages at the moment: trying again every {_RETRY_PAUSE:g} s"
                 )
                 self._paused[message] = self._connection.loop.call_later(_RETRY_PAUSE, self._try_again, message)
@@ -242,7 +227,7 @@ class ConnectionLoop:
             case InvalidInputError():
                 self._set_aside(message.delivery, str(error))
             case AccessRefusedError() | TargetNotFoundError():
-                self._fail(error)
+                self._failure.report(error)
             case _:
                 self._set_aside(message.delivery, str(error))
 
@@ -255,16 +240,15 @@ class ConnectionLoop:
                 self._acknowledge(message.delivery)
             case PublishRefusedError():
                 self._counts.refused += 1
-                self._warn(f"{relayed.target} refuses messages: they wait and are sent again")
+                self._warnings.warn(f"{relayed.target} refuses messages: they wait and are sent again")
                 self._to_hall.put(RelayedInFlight(message.delivery, relayed.again(), relayed))
             case AccessRefusedError() if message.exchange == DEFAULT_EXCHANGE:
                 # The permission for the default exchange affects all targets.
-                self._fail(error)
-            case UnroutableError():
-                key = f" with the routing key {message.routing_key!r}" if message.exchange else ""
-                self._set_aside(message.delivery, f"no queue takes messages for {relayed.target}{key}")
+                self._failure.report(error)
             case _:
-                self._set_aside(message.delivery, str(error))
+                exchange, key = message.exchange, message.routing_key
+                reason = undeliverable_reason(error, str(relayed.target), exchange=exchange, routing_key=key)
+                self._set_aside(message.delivery, reason)
 
     def _count(self, step: RelayStep) -> None:
         match step:
@@ -286,7 +270,7 @@ class ConnectionLoop:
 
     def _set_aside(self, delivery: Delivery, reason: str) -> None:
         """Publish a message to the undeliverable queue, with the reason."""
-        self._warn(f"moving a message to {self._hall.undeliverable!r}: {reason}")
+        self._warnings.warn(f"moving a message to {self._hall.undeliverable!r}: {reason}")
         decision = set_aside(self._hall, delivery.routing_key, delivery.values, reason=reason, user=self._user)
         self._to_undeliverable.put(RelayedInFlight(delivery, decision))
 
@@ -310,9 +294,3 @@ class ConnectionLoop:
         self._unsettled.discard(delivery.delivery_tag)
         if not self._unsettled:
             self._all_settled.set()
-
-    def _warn(self, what: str) -> None:
-        """Log a repeated warning at its 1st, 10th, 100th... occurrence."""
-        count = self._warnings[what] = self._warnings.get(what, 0) + 1
-        if str(count).strip("0") == "1":
-            log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")

@@ -6,6 +6,7 @@ import logging
 import traceback
 
 from bide.foreign_text import visible, visible_values
+from bide.runtime.bounded_cache import BoundedCache
 
 
 def logger(name: str) -> logging.Logger:
@@ -17,6 +18,24 @@ def logger(name: str) -> logging.Logger:
     found = logging.getLogger(name)
     found.addFilter(_make_visible)
     return found
+
+
+class RepeatedWarnings:
+    """Logs a warning that may repeat at its 1st, 10th, 100th... occurrence.
+
+    Args:
+        log: the logger of the module.
+    """
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._counts = BoundedCache[str, int]()
+
+    def warn(self, what: str) -> None:
+        """Count an occurrence, and log it if it is the 1st, 10th, 100th..."""
+        count = self._counts[what] = self._counts.get(what, 0) + 1
+        if str(count).strip("0") == "1":
+            self._log.warning("%s%s", what, "" if count == 1 else f" ({count} times)")
 
 
 def _make_visible(record: logging.LogRecord) -> bool:

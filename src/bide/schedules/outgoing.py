@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, fields
 from datetime import timedelta
+from typing import Final
 
 from bide.durations import DelayLike, DueTimeLike
 from bide.messages.outgoing import MessageFields
@@ -50,6 +51,14 @@ class OutgoingSchedule(MessageFields):
     catch_up: str = "last"
     if_absent: bool = False
     if_version: str | None = None
+
+
+SCHEDULE_ADVICE: Final = dict.fromkeys(
+    sorted({one.name for one in fields(OutgoingSchedule)} - {one.name for one in fields(MessageFields)}),
+    "is for messages that can be cancelled and replaced until they are due, or that recur: send one with "
+    "client.schedule(...)",
+)
+"""Advice for callers of ``publish`` who give a parameter of ``schedule``, by the name of the parameter."""
 
 
 @dataclass(slots=True)

@@ -40,15 +40,17 @@ except ImportError:  # PySpark before 4.2 does not have limits
 else:
     LIMITS = True
 
-# The advice of errors.
-WAY_OUT_OF_UNREAD: Final = "name them, start with a new checkpoint, or continue without them with failOnDataLoss=false"
+# Advice of errors about streams that a query has read before.
+UNREAD_STREAMS_ADVICE: Final = (
+    "name them, start with a new checkpoint, or continue without them with failOnDataLoss=false"
+)
 # The checkpoint has the end of a batch that was begun. If the batch were finished, the streams that it leaves out would
 # have no position any more, even if the query names them again.
-WAY_OUT_OF_LEFT_OUT: Final = (
+LEFT_OUT_STREAMS_ADVICE: Final = (
     "name them and delete the newest file in the checkpoint's folder 'offsets', with its .crc; start with a new "
     "checkpoint, or continue without them with failOnDataLoss=false"
 )
-WAY_OUT_OF_NEW: Final = "Start with a new checkpoint, or continue with failOnDataLoss=false"
+REPLACED_STREAM_ADVICE: Final = "Start with a new checkpoint, or continue with failOnDataLoss=false"
 
 
 class _StreamsRead:
@@ -281,9 +283,9 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         missing = sorted(known.keys() - ends.keys())
         if missing and fail:
             reason = (
-                f"the batch that it has begun leaves out: {WAY_OUT_OF_LEFT_OUT}"
+                f"the batch that it has begun leaves out: {LEFT_OUT_STREAMS_ADVICE}"
                 if planned
-                else f"the query does not read any more: {WAY_OUT_OF_UNREAD}"
+                else f"the query does not read any more: {UNREAD_STREAMS_ADVICE}"
             )
             raise InvalidOptionError(f"the checkpoint has positions of {', '.join(missing)}, which {reason}")
         restarts = False
@@ -293,7 +295,7 @@ class StreamsQueryReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if fail:
                 raise OffsetsLostError(
                     f"the stream {stream!r} was read up to offset {begin[stream]:,}, and now it ends at {end:,}: it "
-                    f"was deleted and declared again, or the broker lost messages. {WAY_OUT_OF_NEW}",
+                    f"was deleted and declared again, or the broker lost messages. {REPLACED_STREAM_ADVICE}",
                     stream=stream,
                     offset=end,
                 )

@@ -15,7 +15,7 @@ from bide.streams.log import Address, RetryTimer, StreamLogs, end_offset, first_
 
 log = logger(__name__)
 
-WAY_OUT_OF_GAP: Final = "Read the remaining messages with failOnDataLoss=false, or start with a new checkpoint"
+SPARK_GAP_ADVICE: Final = "Read the remaining messages with failOnDataLoss=false, or start with a new checkpoint"
 """The advice of OffsetsLostError; commands replace it by the advice that fits their own options."""
 
 _CREDIT: Final = 8
@@ -148,7 +148,7 @@ class _LogReader:
         message = f"the stream {stream!r} does not have {missing} any more; {reason}"
         if self._fail_on_data_loss:
             raise OffsetsLostError(
-                f"{message}. {WAY_OUT_OF_GAP}",
+                f"{message}. {SPARK_GAP_ADVICE}",
                 stream=stream,
                 offset=position,
                 found=found,

@@ -1,4 +1,4 @@
-"""The base class of workloads: pace, messages, publishing and receiving."""
+"""The base classes of workloads: pace, messages, publishing and receiving."""
 
 from __future__ import annotations
 
@@ -86,17 +86,9 @@ class CheckWorkload(ABC):
         """The topology that the workload declares."""
         return Topology(queues=[Queue.quorum(name) for name in self.queues])
 
-    async def send(self) -> None:
-        """Send at the rate of the stage until ``ending`` is set."""
-        slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
-        async with asyncio.TaskGroup() as tasks:
-            async for number in self.pace():
-                await slots.acquire()
-                tasks.create_task(self.send_one(number)).add_done_callback(lambda _: slots.release())
-
     @abstractmethod
-    async def send_one(self, number: int) -> None:
-        """Send a message, and record its result."""
+    async def send(self) -> None:
+        """Send at the rate of the stage until ``ending`` is set, and record the results."""
 
     async def receive(self) -> None:
         """Receive from all queues until this coroutine is cancelled."""
@@ -157,6 +149,22 @@ class CheckWorkload(ABC):
             headers,
             routing_key=routing_key,
         )
+
+
+class SingleMessageWorkload(CheckWorkload):
+    """Messages of one kind that are sent one by one."""
+
+    async def send(self) -> None:
+        """Send at the rate of the stage until ``ending`` is set, and record the results."""
+        slots = asyncio.Semaphore(_MAX_IN_FLIGHT)
+        async with asyncio.TaskGroup() as tasks:
+            async for number in self.pace():
+                await slots.acquire()
+                tasks.create_task(self.send_one(number)).add_done_callback(lambda _: slots.release())
+
+    @abstractmethod
+    async def send_one(self, number: int) -> None:
+        """Send a message, and record its result."""
 
     async def publish(
         self,

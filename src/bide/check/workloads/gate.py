@@ -8,7 +8,7 @@ from itertools import count
 from typing import ClassVar, Final
 
 from bide.check.processes import CommandProcess
-from bide.check.workloads.base import CheckWorkload, expected_after
+from bide.check.workloads.base import SingleMessageWorkload, expected_after
 from bide.client.schedule_result import ScheduleOutcome
 from bide.errors import BideError
 from bide.schedules.names import PARTITIONS, partition_of
@@ -18,7 +18,7 @@ _AFTER: Final = timedelta(milliseconds=200)
 """Schedules are changed up to this long after their due time, so that some changes are too late."""
 
 
-class GateWorkload(CheckWorkload):
+class GateWorkload(SingleMessageWorkload):
     """Schedules to three queues, and two gates.
 
     Of five schedules, two are kept, one is cancelled, one is replaced, and one is replaced if it is unchanged, on

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import ClassVar, Final
 
-from bide.check.workloads.base import CheckWorkload
+from bide.check.workloads.base import SingleMessageWorkload
 from bide.topology import Queue, Topology
 
 _BAD: Final = "check.isolated.full"
@@ -17,7 +17,7 @@ _ONE_IN: Final = 10
 """One message in this many goes to the bad target."""
 
 
-class IsolatedWorkload(CheckWorkload):
+class IsolatedWorkload(SingleMessageWorkload):
     """Messages to three queues (the neighbours), and isolated messages to a full queue (the bad target).
 
     The bad target is emptied at the end. Every hundredth message goes to it without a delay, and is refused.

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import ClassVar, Final
 
 from bide.check.recorder import Draft
-from bide.check.workloads.base import CheckWorkload, expected_after
+from bide.check.workloads.base import CheckWorkload, SingleMessageWorkload, expected_after
 from bide.errors import BideError, BulkInDoubtError
 from bide.messages.outgoing import OutgoingMessage
 
@@ -14,7 +14,7 @@ _UNDELAYED: Final = 20
 """One message in this many has no delay."""
 
 
-class QueuesWorkload(CheckWorkload):
+class QueuesWorkload(SingleMessageWorkload):
     """Messages to three queues with ``publish``. One in twenty has no delay."""
 
     name: ClassVar = "queues"
@@ -67,7 +67,3 @@ class BulkWorkload(CheckWorkload):
             yield OutgoingMessage(
                 draft.body, to=queue, delay=self.random_delay(), headers=draft.headers, message_id=draft.id
             )
-
-    async def send_one(self, number: int) -> None:
-        """Not used: messages are sent in bulk."""
-        raise NotImplementedError

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import ClassVar, Final
 
 from bide.check.processes import CommandProcess
-from bide.check.workloads.base import CheckWorkload
+from bide.check.workloads.base import SingleMessageWorkload
 from bide.client.client import connect
 from bide.delay.waiting_hall import WaitingHall
 
@@ -14,7 +14,7 @@ _RELAYS: Final = 2
 _LEVELS: Final = 3
 
 
-class RelayWorkload(CheckWorkload):
+class RelayWorkload(SingleMessageWorkload):
     """Messages to three queues through a waiting hall, and two relays. Long delays take several rounds."""
 
     name: ClassVar = "relay"

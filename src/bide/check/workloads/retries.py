@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import ClassVar, Final
 
 from bide.check.recorder import Draft
-from bide.check.workloads.base import CheckWorkload
+from bide.check.workloads.base import SingleMessageWorkload
 from bide.client.message import Message
 from bide.durations import MICROSECOND
 from bide.endpoint import Endpoint
@@ -24,7 +24,7 @@ class _PlannedError(Exception):
     """The handler fails as planned."""
 
 
-class RetriesWorkload(CheckWorkload):
+class RetriesWorkload(SingleMessageWorkload):
     """Messages whose handler fails 0 to 3 times. The third failure parks a message.
 
     In the history each attempt is a separate message, whose id ends with the number of the attempt. An attempt is due

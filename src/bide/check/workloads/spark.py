@@ -71,10 +71,6 @@ class SparkWorkload(CheckWorkload):
                     tasks.create_task(self._write(numbers)).add_done_callback(lambda _: slots.release())
                     numbers = []
 
-    async def send_one(self, number: int) -> None:
-        """Not used: the messages of each second are sent together."""
-        raise NotImplementedError
-
     async def close(self) -> None:
         """Stop Spark."""
         if self._opening is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Final
 
-from bide.check.workloads.base import CheckWorkload
+from bide.check.workloads.base import SingleMessageWorkload
 from bide.topology import Binding, Exchange, Topology
 
 _EXCHANGE: Final = "check.topic"
@@ -12,7 +12,7 @@ _KINDS: Final = ("order", "invoice")
 _REGIONS: Final = ("eu", "us", "eu.north")
 
 
-class TopicWorkload(CheckWorkload):
+class TopicWorkload(SingleMessageWorkload):
     """Messages to a topic exchange with three queues: ``order.#``, ``*.eu`` and ``#``."""
 
     name: ClassVar = "topic"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -15,7 +15,7 @@ import click
 
 from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, print_json_line
-from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_missing_audit_packages, refuse_without_spark
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
 from bide.errors import BrokerUnreachableError, ConnectionLostError
@@ -66,11 +66,7 @@ def audit(
     batch_rows: int,
     allow_gaps: bool,
     as_json: bool,
-    open_session: Callable[..., Any],
-    is_local: bool,
-    reads_local_paths: bool,
     choice: EngineChoice,
-    time_zone: str,
 ) -> None:
     """Read taps, events of endpoints and the schedule log into Parquet tables, in rounds until Ctrl-C or SIGTERM.
 
@@ -81,12 +77,7 @@ def audit(
     write events. With --once, up to 100 MB are audited in this process, more with Spark.
     """
     pause = duration_of("--every", every).total_seconds()
-    forced = choice.forced()
-    if forced is None or not forced.is_spark:
-        # Both engines need PyArrow; without DuckDB, Spark computes the tables.
-        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
-    else:
-        refuse_without_spark(forced)
+    refuse_missing_audit_packages(choice)
 
     from bide.amqp.url import DEFAULT_URL
     from bide.pipelines.audit.folder import Folder
@@ -104,16 +95,16 @@ def audit(
             port=stream_port,
             batch_rows=batch_rows,
             allow_gaps=allow_gaps,
-            time_zone=time_zone,
+            time_zone=choice.time_zone,
         )
 
     folder.begin()
     # Errors in the options or of the broker are reported before Spark starts.
-    engine = _engine_for(find(), folder, choice, once=once, reads_local_paths=reads_local_paths)
+    engine = _engine_for(find(), folder, choice, once=once)
     session: AbstractContextManager[Any] = nullcontext()
     if engine.is_spark:
         refuse_without_spark(engine)
-        session = open_session("bide pipeline audit", quiet=not settings.verbosity)
+        session = choice.open_session("bide pipeline audit", quiet=not settings.verbosity)
     with folder.lock(), session as spark, _collect_signals() as received:
         while not received:
             began = time.monotonic()
@@ -135,9 +126,7 @@ def audit(
     raise SystemExit(128 + received[0])
 
 
-def _engine_for(
-    sources: Sources, folder: Folder, choice: EngineChoice, *, once: bool, reads_local_paths: bool
-) -> Engine:
+def _engine_for(sources: Sources, folder: Folder, choice: EngineChoice, *, once: bool) -> Engine:
     def work(largest: int | None) -> tuple[str, None]:
         from bide.pipelines.audit.size import check_small
 
@@ -147,7 +136,7 @@ def _engine_for(
             raise NeedsSparkError("DuckDB is missing")
         return check_small(sources, folder, largest=largest), None
 
-    return choice.in_process(work, reads_local_paths=reads_local_paths)[0]
+    return choice.in_process(work)[0]
 
 
 def _engine_errors(engine: Engine) -> AbstractContextManager[None]:

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, get_args
 
 from bide.errors import InvalidInputError
 from bide.pipelines.engine import Engine, NeedsSparkError
-from bide.pipelines.formats import is_submitted
+from bide.pipelines.formats import is_submitted, reads_local_paths, runs_locally
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from datetime import tzinfo
+
+    from pyspark.sql import SparkSession
 
 _Converted = TypeVar("_Converted")
 
@@ -30,11 +33,29 @@ class EngineChoice:
         option: the value of ``--engine``.
         master: the Spark master; None for the default.
         configuration: Spark configuration properties.
+        time_zone: the name of the time zone of times without an offset.
     """
 
     option: EngineOption = "auto"
     master: str | None = None
     configuration: Mapping[str, str]
+    time_zone: str = "UTC"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a Spark session would run on this machine alone."""
+        return runs_locally(self.master)
+
+    @property
+    def reads_local_paths(self) -> bool:
+        """Whether a Spark session would look up a path without a scheme on this machine."""
+        return reads_local_paths(self.master, self.configuration)
+
+    def open_session(self, name: str, *, quiet: bool) -> AbstractContextManager[SparkSession]:
+        """Open a Spark session with these options, as :func:`bide.pipelines.session.session` does."""
+        from bide.pipelines.session import session
+
+        return session(self.master, name=name, configuration=self.configuration, time_zone=self.time_zone, quiet=quiet)
 
     def forced(self) -> Engine | None:
         """The engine if the options or the environment decide; None if the input decides.
@@ -72,8 +93,6 @@ class EngineChoice:
         *,
         format: str | None,
         options: Mapping[str, str],
-        time_zone: str,
-        reads_local_paths: bool,
     ) -> tuple[Engine, _Converted | None]:
         """The engine for a table, and the converted table if the engine is this process.
 
@@ -81,8 +100,6 @@ class EngineChoice:
             source: the table; *source*, *format* and *options* are those of :func:`bide.pipelines.session.read`.
             convert: converts the Arrow table, given the time zone of times without an offset, or raises
                 :class:`NeedsSparkError`.
-            time_zone: the name of that time zone.
-            reads_local_paths: whether a path refers to this machine.
 
         Raises:
             InvalidInputError: only Spark can read the table, and ``--engine local`` was given.
@@ -93,19 +110,16 @@ class EngineChoice:
             from bide.pipelines.small_times import zone_of
 
             table, size = read_small(source, format=format, options=options, largest=largest)
-            return size, convert(table, zone_of(time_zone))
+            return size, convert(table, zone_of(self.time_zone))
 
-        return self.in_process(work, reads_local_paths=reads_local_paths)
+        return self.in_process(work)
 
-    def in_process(
-        self, work: Callable[[int | None], tuple[str, _Converted]], *, reads_local_paths: bool
-    ) -> tuple[Engine, _Converted | None]:
+    def in_process(self, work: Callable[[int | None], tuple[str, _Converted]]) -> tuple[Engine, _Converted | None]:
         """The engine for some work, and the result of the work if the engine is this process.
 
         Args:
             work: a function whose argument is the largest size of its input in bytes, or None for any size. It returns
                 the reason for this process and the result, or raises :class:`NeedsSparkError`.
-            reads_local_paths: whether a path refers to this machine.
 
         Raises:
             InvalidInputError: only Spark can do the work, and ``--engine local`` was given.
@@ -114,7 +128,7 @@ class EngineChoice:
         if forced is not None and forced.is_spark:
             return forced, None
         try:
-            if forced is None and not reads_local_paths:
+            if forced is None and not self.reads_local_paths:
                 raise NeedsSparkError(PATHS_ON_CLUSTER)
             from bide.pipelines.small_table import MAX_SMALL_BYTES
 

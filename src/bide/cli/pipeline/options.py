@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import wraps
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -24,22 +23,41 @@ _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
 def engine_options(command: _Decorated) -> _Decorated:
     """Add the options of Spark and ``--engine``, for a command that does not always need Spark.
 
-    The command gets these arguments, and has to call :func:`refuse_without_spark` before it opens a session:
-
-    - ``open_session``: a function that returns a context manager of a Spark session.
-    - ``is_local``: whether the session runs on this machine alone.
-    - ``reads_local_paths``: whether the session looks up a path without a scheme on this machine.
-    - ``choice``: the :class:`EngineChoice`.
-    - ``time_zone``: the value of ``--time-zone``.
+    The command gets the argument ``choice``, an :class:`EngineChoice`, and has to call :func:`refuse_without_spark`
+    before it opens a session.
     """
 
     @wraps(command)
-    def wrapper(*args: Any, engine: EngineOption, choice: EngineChoice, **kwargs: Any) -> Any:
-        return command(*args, choice=replace(choice, option=engine), **kwargs)
+    def wrapper(
+        *args: Any, engine: EngineOption, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any
+    ) -> Any:
+        configuration = pairs_of("--spark-conf", spark_conf, form="KEY=VALUE")
+        choice = EngineChoice(option=engine, master=master, configuration=configuration, time_zone=time_zone)
+        return command(*args, choice=choice, **kwargs)
 
-    option = click.option("--engine", type=click.Choice(ENGINE_OPTION_VALUES), default="auto", show_default=True,
-                          help="Run in this process, or with Spark.")  # fmt: skip
-    return option(_session_options(wrapper))  # type: ignore[no-any-return]  # the same parameters
+    wrapped: Any = wrapper
+    for option in (
+        click.option(
+            "--time-zone",
+            metavar="ZONE",
+            default="UTC",
+            show_default=True,
+            help="Time zone of timestamps without an offset.",
+        ),
+        click.option(
+            "--spark-conf", multiple=True, metavar="KEY=VALUE", help="Spark configuration property. Repeatable."
+        ),
+        click.option("--master", metavar="URL", help="Spark master. [default: that of spark-submit, or local[*]]"),
+        click.option(
+            "--engine",
+            type=click.Choice(ENGINE_OPTION_VALUES),
+            default="auto",
+            show_default=True,
+            help="Run in this process, or with Spark.",
+        ),
+    ):
+        wrapped = option(wrapped)
+    return wrapped  # type: ignore[no-any-return]  # the same parameters
 
 
 def refuse_missing_packages(**packages: str) -> None:
@@ -59,6 +77,21 @@ def refuse_missing_packages(**packages: str) -> None:
         )
 
 
+def refuse_missing_audit_packages(choice: EngineChoice) -> None:
+    """Raise an error if packages for the tables of an audit are missing, as far as is known before the tables are read.
+
+    Both engines need PyArrow; without DuckDB, Spark reads the tables.
+
+    Raises:
+        InvalidInputError: one of the packages is missing, or the options contradict each other.
+    """
+    forced = choice.forced()
+    if forced is not None and forced.is_spark:
+        refuse_without_spark(forced)
+    else:
+        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
+
+
 def refuse_without_spark(engine: Engine) -> None:
     """Raise an error if PySpark is not installed. Log the engine.
 
@@ -73,43 +106,3 @@ def refuse_without_spark(engine: Engine) -> None:
     log.info("engine: %s", engine)
     if (why_not := missing_packages()) is not None:
         raise InvalidInputError(f"{why_not}; Spark is needed because {engine.reason}")
-
-
-def _session_options(command: Callable[..., Any]) -> Any:
-    @wraps(command)
-    def wrapper(*args: Any, master: str | None, spark_conf: tuple[str, ...], time_zone: str, **kwargs: Any) -> Any:
-        configuration = pairs_of("--spark-conf", spark_conf, form="KEY=VALUE")
-
-        def open_session(name: str, *, quiet: bool) -> Any:
-            from bide.pipelines.session import session
-
-            return session(master, name=name, configuration=configuration, time_zone=time_zone, quiet=quiet)
-
-        from bide.pipelines.formats import reads_local_paths, runs_locally
-
-        return command(
-            *args,
-            choice=EngineChoice(master=master, configuration=configuration),
-            time_zone=time_zone,
-            open_session=open_session,
-            is_local=runs_locally(master),
-            reads_local_paths=reads_local_paths(master, configuration),
-            **kwargs,
-        )
-
-    wrapped: Any = wrapper
-    for option in (
-        click.option(
-            "--time-zone",
-            metavar="ZONE",
-            default="UTC",
-            show_default=True,
-            help="Time zone of timestamps without an offset.",
-        ),
-        click.option(
-            "--spark-conf", multiple=True, metavar="KEY=VALUE", help="Spark configuration property. Repeatable."
-        ),
-        click.option("--master", metavar="URL", help="Spark master. [default: that of spark-submit, or local[*]]"),
-    ):
-        wrapped = option(wrapped)
-    return wrapped

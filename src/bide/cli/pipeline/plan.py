@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta, tzinfo
 from pathlib import Path
@@ -97,11 +97,7 @@ def plan(
     memory: str | None,
     out: str | None,
     as_json: bool,
-    open_session: Callable[..., Any],
-    is_local: bool,
-    reads_local_paths: bool,
     choice: EngineChoice,
-    time_zone: str,
     **rest: Any,
 ) -> None:
     """Estimate a workload's load on a broker: messages held, bytes, hops and releases, level by level.
@@ -117,7 +113,7 @@ def plan(
     spans = {"every": duration_of("--every", every), "tick": duration_of("--tick", tick)}
     check_spans(**spans)
     plan_levels = {layout: _plan_levels(layout, lanes) for layout in layouts or ("clock", "nservicebus")}
-    given = _check_workload(tuple(plan_levels.values()), reads_local_paths=reads_local_paths, **rest)
+    given = _check_workload(tuple(plan_levels.values()), reads_local_paths=choice.reads_local_paths, **rest)
     capacities = {
         layout: Capacity.measured(
             layout,
@@ -132,12 +128,12 @@ def plan(
     }
     folders = {layout: None if out is None else f"{out}/{layout}" for layout in plan_levels}
     for place in filter(None, folders.values()):
-        refuse_unwritable("--out", place, is_local=reads_local_paths)
-    engine, small = _engine_for(given, choice, out, spans, time_zone=time_zone, reads_local_paths=reads_local_paths)
+        refuse_unwritable("--out", place, is_local=choice.reads_local_paths)
+    engine, small = _engine_for(given, choice, out, spans)
     workload: Workload | ArrayWorkload
     if small is None:
         refuse_without_spark(engine)
-        with open_session("bide pipeline plan", quiet=not settings.verbosity) as spark:
+        with choice.open_session("bide pipeline plan", quiet=not settings.verbosity) as spark:
             workload, reports = _plan_with_spark(given, plan_levels, capacities, folders, spans, spark)
     else:
         workload, reports = small, _plan_in_process(small, plan_levels, capacities, folders, spans)
@@ -174,13 +170,7 @@ class _WorkloadOptions:
 
 
 def _engine_for(
-    given: _WorkloadOptions,
-    choice: EngineChoice,
-    out: str | None,
-    spans: Mapping[str, timedelta],
-    *,
-    time_zone: str,
-    reads_local_paths: bool,
+    given: _WorkloadOptions, choice: EngineChoice, out: str | None, spans: Mapping[str, timedelta]
 ) -> tuple[Engine, ArrayWorkload | None]:
     """The engine of a plan, and the workload if the engine is this process."""
     from bide.pipelines.engine import Engine, NeedsSparkError
@@ -192,14 +182,14 @@ def _engine_for(
     if out is not None and is_uri(out):
         return choice.choose_spark(NeedsSparkError(f"--out {out} is a URI")), None
     if given.flows is None:
-        return _engine_of_table(given, choice, spans["every"], time_zone=time_zone, reads_local_paths=reads_local_paths)
-    if forced is None and out is not None and not reads_local_paths:
+        return _engine_of_table(given, choice, spans["every"])
+    if forced is None and out is not None and not choice.reads_local_paths:
         return choice.choose_spark(NeedsSparkError(PATHS_ON_CLUSTER)), None
     return forced or Engine(False, "rates need no table"), of_flows(given.flows, tick=spans["tick"])
 
 
 def _engine_of_table(
-    given: _WorkloadOptions, choice: EngineChoice, every: timedelta, *, time_zone: str, reads_local_paths: bool
+    given: _WorkloadOptions, choice: EngineChoice, every: timedelta
 ) -> tuple[Engine, ArrayWorkload | None]:
     refuse_missing_packages(pyarrow="PyArrow", numpy="numpy")
 
@@ -214,14 +204,7 @@ def _engine_of_table(
         return workload
 
     with progress("reading the workload"):
-        return choice.of_table(
-            given.source,
-            convert,
-            format=given.format,
-            options=given.read_options,
-            time_zone=time_zone,
-            reads_local_paths=reads_local_paths,
-        )
+        return choice.of_table(given.source, convert, format=given.format, options=given.read_options)
 
 
 def _plan_in_process(

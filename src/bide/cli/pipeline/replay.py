@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_missing_audit_packages, refuse_without_spark
 from bide.cli.pipeline.replay_queue import QueueReplay, engine_for
 from bide.cli.pipeline.replay_view import InterruptedReplay
 from bide.cli.running import ended_by_signals
@@ -55,11 +55,7 @@ def replay(
     to: str | None,
     dry_run: bool,
     as_json: bool,
-    open_session: Callable[..., Any],
-    is_local: bool,
-    reads_local_paths: bool,
     choice: EngineChoice,
-    time_zone: str,
     **rest: Any,
 ) -> int:
     """Send failed messages back to the queues on which they failed, with their ids, headers and history.
@@ -90,23 +86,14 @@ def replay(
     period = timedelta(0) if over is None else duration_of("--over", over)
     if to is not None:
         check_name("queue", to)
-    if queue is None and rest["ledger"] is None and not is_local and not dry_run:
+    if queue is None and rest["ledger"] is None and not choice.is_local and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")
     common = {"url": settings.url or DEFAULT_URL, "to": to, **rest}
     # Errors in the options, of the broker or the ledger are reported before Spark starts.
     if queue is not None:
         job = _from_queue(settings, queue, period, common, choice, dry_run=dry_run, as_json=as_json)
     else:
-        job = _from_audit(
-            settings,
-            audited,
-            period,
-            common,
-            choice,
-            reads_local_paths=reads_local_paths,
-            dry_run=dry_run,
-            as_json=as_json,
-        )
+        job = _from_audit(settings, audited, period, common, choice, dry_run=dry_run, as_json=as_json)
     name = f"bide pipeline replay {queue or audited}"
     try:
         with ended_by_signals(), job.lock:
@@ -116,7 +103,7 @@ def replay(
             refuse_without_spark(engine)
             from bide.pipelines.session import spark_errors
 
-            with open_session(name, quiet=not settings.verbosity) as spark, spark_errors():
+            with choice.open_session(name, quiet=not settings.verbosity) as spark, spark_errors():
                 return job.work(spark)
     except job.interruptions:
         # Only now, because tasks may have recorded more parts until Spark stopped.
@@ -159,16 +146,10 @@ def _from_audit(
     given: Mapping[str, Any],
     choice: EngineChoice,
     *,
-    reads_local_paths: bool,
     dry_run: bool,
     as_json: bool,
 ) -> _CheckedReplay:
-    forced = choice.forced()
-    if forced is None or not forced.is_spark:
-        # Both engines need PyArrow; without DuckDB, Spark searches the audit.
-        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
-    else:
-        refuse_without_spark(forced)
+    refuse_missing_audit_packages(choice)
 
     from bide.cli.pipeline import replay_audit
     from bide.pipelines.audit.folder import Folder
@@ -181,7 +162,7 @@ def _from_audit(
     found: list[tuple[Engine, replay_audit.TappedMessages | None]] = []
 
     def start() -> Engine:
-        found.append(replay_audit.search_in_process(replay, choice, reads_local_paths=reads_local_paths))
+        found.append(replay_audit.search_in_process(replay, choice))
         return found[0][0]
 
     def work(spark: SparkSession | None) -> int:

@@ -155,9 +155,7 @@ class TappedMessages(Protocol):
         ...
 
 
-def search_in_process(
-    given: AuditReplay, choice: EngineChoice, *, reads_local_paths: bool
-) -> tuple[Engine, TappedMessages | None]:
+def search_in_process(given: AuditReplay, choice: EngineChoice) -> tuple[Engine, TappedMessages | None]:
     """The engine of a replay, with the messages if that is this process.
 
     Hold :meth:`AuditReplay.lock_ledger` during the call, and until the messages are sent.
@@ -192,7 +190,7 @@ def search_in_process(
             )
         return found.size, _TappedInProcess(given, found.messages, found)
 
-    return choice.in_process(work, reads_local_paths=reads_local_paths)
+    return choice.in_process(work)
 
 
 def search_with_spark(spark: SparkSession, given: AuditReplay) -> TappedMessages:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from bide.cli.output import echo, print_json
-from bide.cli.pipeline.options import engine_options, refuse_missing_packages, refuse_without_spark
+from bide.cli.pipeline.options import engine_options, refuse_missing_audit_packages, refuse_without_spark
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, duration_of, json_option, pass_settings
 from bide.errors import InvalidInputError
@@ -48,11 +47,7 @@ def report(
     title: str,
     lost_after: str,
     as_json: bool,
-    open_session: Callable[..., Any],
-    is_local: bool,
-    reads_local_paths: bool,
     choice: EngineChoice,
-    time_zone: str,
 ) -> None:
     """Draw a report of the audit in DIR: scheduled and delivered messages, lateness, pending messages, and failures.
 
@@ -62,18 +57,13 @@ def report(
     from bide.pipelines.report.writing import headline, write
 
     threshold = duration_of("--lost-after", lost_after)
-    forced = choice.forced()
-    if forced is None or not forced.is_spark:
-        # Both engines need PyArrow; without DuckDB, Spark counts.
-        refuse_missing_packages(pyarrow="PyArrow", **({} if forced is None else {"duckdb": "DuckDB"}))
-    else:
-        refuse_without_spark(forced)
+    refuse_missing_audit_packages(choice)
     _check_paths(folder, out, svg)
     with progress("counting"):
-        engine, figures = _count_in_process(folder, choice, threshold, reads_local_paths=reads_local_paths)
+        engine, figures = _count_in_process(folder, choice, threshold)
     if figures is None:
         refuse_without_spark(engine)
-        with open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark:
+        with choice.open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark:
             figures = _count_with_spark(spark, folder, threshold)
     with progress("drawing"):
         write(figures, out=out, svg=svg, title=title)
@@ -86,9 +76,7 @@ def report(
         echo(f"engine: {engine}")
 
 
-def _count_in_process(
-    folder: str, choice: EngineChoice, lost_after: timedelta, *, reads_local_paths: bool
-) -> tuple[Engine, Figures | None]:
+def _count_in_process(folder: str, choice: EngineChoice, lost_after: timedelta) -> tuple[Engine, Figures | None]:
     """The engine of a report, and the figures if the engine is this process."""
 
     def work(largest: int | None) -> tuple[str, Figures]:
@@ -102,7 +90,7 @@ def _count_in_process(
         with small_tables(folder, largest=largest) as tables:
             return tables.size, collect(tables, lost_after=lost_after)
 
-    return choice.in_process(work, reads_local_paths=reads_local_paths)
+    return choice.in_process(work)
 
 
 def _count_with_spark(spark: SparkSession, folder: str, lost_after: timedelta) -> Figures:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass
 from datetime import UTC, datetime
@@ -86,11 +85,7 @@ def schedule(
     part_rows: int,
     dry_run: bool,
     as_json: bool,
-    open_session: Callable[..., Any],
-    is_local: bool,
-    reads_local_paths: bool,
     choice: EngineChoice,
-    time_zone: str,
     **rest: Any,
 ) -> None:
     """Schedule a message for each row of SOURCE: Parquet, CSV, JSON or ORC files, or a table.
@@ -108,16 +103,16 @@ def schedule(
     plan = _schedule_plan(settings, **rest)
     plan.check_messages()
     options = pairs_of("--read-option", read_options, form="KEY=VALUE")
-    refuse_missing(source, format, reads_local_paths=reads_local_paths)
-    if ledger is None and not is_local and not dry_run:
+    refuse_missing(source, format, reads_local_paths=choice.reads_local_paths)
+    if ledger is None and not choice.is_local and not dry_run:
         raise click.UsageError("on a cluster, give --ledger: a folder that the driver and all executors can access")
     to_write: Ledger | None = None
     if not dry_run:
         # The ledger and the plan are checked before Spark reads a large table, which takes a long time.
-        to_write = _open_ledger(ledger or _default_ledger(source, format, plan), plan, is_local=is_local)
+        to_write = _open_ledger(ledger or _default_ledger(source, format, plan), plan, is_local=choice.is_local)
         plan.check()
-    given = SourceTable(source, format, options, plan, time_zone)
-    engine, small = engine_for(given, choice, reads_local_paths=reads_local_paths)
+    given = SourceTable(source, format, options, plan)
+    engine, small = engine_for(given, choice)
     output = _Output(plan, engine, to_write, part_rows=part_rows, as_json=as_json, started=settings.started)
     if small is not None:
         output.finish(small)
@@ -125,7 +120,7 @@ def schedule(
     refuse_without_spark(engine)
     from bide.pipelines.session import read
 
-    with open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark:
+    with choice.open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark:
         output.finish(RowsOnSpark(read(spark, source, format=format, options=options), plan))
 
 

@@ -27,7 +27,6 @@ class SourceTable:
     format: str | None
     options: Mapping[str, str]
     plan: SchedulePlan
-    time_zone: str
 
 
 class ScheduleRows(Protocol):
@@ -125,9 +124,7 @@ class RowsInProcess:
         return [asdict(one) for one in send(self._messages, ledger, head, begun=begun)]
 
 
-def engine_for(
-    given: SourceTable, choice: EngineChoice, *, reads_local_paths: bool
-) -> tuple[Engine, RowsInProcess | None]:
+def engine_for(given: SourceTable, choice: EngineChoice) -> tuple[Engine, RowsInProcess | None]:
     """The engine for an input, and the rows if the engine is this process."""
 
     def convert(table: Any, zone: tzinfo) -> RowsInProcess:
@@ -135,11 +132,4 @@ def engine_for(
 
         return RowsInProcess(messages(table, given.plan, zone))
 
-    return choice.of_table(
-        given.source,
-        convert,
-        format=given.format,
-        options=given.options,
-        time_zone=given.time_zone,
-        reads_local_paths=reads_local_paths,
-    )
+    return choice.of_table(given.source, convert, format=given.format, options=given.options)

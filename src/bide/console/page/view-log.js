@@ -20,7 +20,7 @@ const chosen = (one) => {
   const { ids, body, new_message_id: _, ...shown } = { ...(key ? { key } : {}), ...(selection ?? {}), ...rest };
   const parts = Object.entries(shown)
     .filter(([, value]) => value !== false && (!Array.isArray(value) || value.length))
-    .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : String(value).replace(/ d 0:00:00$/, "\u00a0d")}`);
+    .map(([name, value]) => `${name.replaceAll("_", " ")} ${typeof value === "object" ? JSON.stringify(value) : value}`);
   if (body) parts.unshift("new body");
   if (Array.isArray(ids)) parts.unshift(quantity(ids.length, "message"));
   return parts.join(", ") || "all";

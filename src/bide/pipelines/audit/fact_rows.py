@@ -5,8 +5,8 @@ Celery has published. If a scheduled message has no due time, the delay in its r
 delay becomes null, so that one such message does not stop the audit of all others.
 
 Each fact has a ``day``, by which the tables are partitioned: the day of the due time that the sender gave, or else of
-the time of sending. So all facts of a message have the same day, no matter when they arrive. A fact without both times
-has the day on which the tap or the endpoint recorded it.
+the time of sending. So all facts of a message have the same day, no matter when they arrive. A fact with neither of
+these times has the day on which the tap or the endpoint recorded it.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ _TYPE_SEPARATOR: Final = re.compile("[;,]")
 _OFFSET_PREFIX: Final = re.compile("(?:UTC|GMT)?(?=[+-])")
 _SECOND: Final = 1_000_000
 _DAY: Final = 86_400 * _SECOND
+"""In microseconds, as all times here."""
 _LONGEST_DELAY: Final = (1 << LEVELS) - 1
+"""In seconds."""
 _FIRST_TIME, _LAST_TIME = to_milliseconds(EARLIEST) * 1_000, LATEST_MILLISECOND * 1_000
 """The first and the last time that Python can represent, in microseconds. Spark's range is larger."""
 _INT: Final = 1 << 31
@@ -169,13 +171,13 @@ def _tap_rows(messages: pa.RecordBatch, source: str, layouts: Mapping[str, str],
         if source == "scheduled":
             # The routing key has the length of the delay, which starts when this tap records the message. (For a
             # delivered message, the start is not known.)
-            if found["due"] is None and found["seconds"] is not None:
-                found["due"] = _in_calendar(seen + found["seconds"] * _SECOND)
+            if found["due"] is None and found["delay_seconds"] is not None:
+                found["due"] = _in_calendar(seen + found["delay_seconds"] * _SECOND)
         elif found["due"] is not None:
             found["lateness_ms"] = (seen - found["due"]) / 1000.0
         # The due time that the sender gave, by the rules of bide.recoverability.copies.senders_due.
-        is_first = not found["retries"] and not found["returned"]
-        first_due = _coalesce(found["promised"], found["due"] if is_first else found["net_due"])
+        is_first = not found["retries"] and not found["operator_retries"]
+        first_due = _coalesce(found["senders_due"], found["due"] if is_first else found["nservicebus_due"])
         day = _coalesce(first_due, found["sent"], seen) // _DAY
         yield {
             **found,
@@ -211,27 +213,28 @@ def _tap_fields(
         to, own_key = f"q:{address}", address
     target = _coalesce(header(HEADER_TO), to)
     retries = _coalesce(_count(header(HEADER_RETRIES)), _count(header(NSERVICEBUS_RETRIES)), 0)
-    net_due, net_sent = _nservicebus_time(header(NSERVICEBUS_DUE)), _nservicebus_time(header(NSERVICEBUS_SENT))
+    nservicebus_due = _nservicebus_time(header(NSERVICEBUS_DUE))
+    nservicebus_sent = _nservicebus_time(header(NSERVICEBUS_SENT))
     task = header("task")
     if due is None and task is not None:
         due = _time_in(header("eta"), zone)
     # The delay of a retry starts later, at a time that no header has.
     if due is None and retries == 0:
-        due = net_due
+        due = nservicebus_due
         delay = _whole(header(HEADER_DELAY))
-        if due is None and net_sent is not None and delay is not None and 0 <= delay <= _LONGEST_DELAY:
-            due = _in_calendar(net_sent + delay * _SECOND)
+        if due is None and nservicebus_sent is not None and delay is not None and 0 <= delay <= _LONGEST_DELAY:
+            due = _in_calendar(nservicebus_sent + delay * _SECOND)
     first_kind = _TYPE_SEPARATOR.split(header("NServiceBus.EnclosedMessageTypes") or "", maxsplit=1)[0].strip(" ")
     return {
         "message_id": _coalesce(message_id, header(NATIVE_MESSAGE_ID), header("id") if task is not None else None),
         "target": target,
-        "sent": _coalesce(_milliseconds(_whole(header(HEADER_SENT))), net_sent),
+        "sent": _coalesce(_milliseconds(_whole(header(HEADER_SENT))), nservicebus_sent),
         "due": due,
         "retries": retries,
-        "returned": _count(header(HEADER_OPERATOR_RETRIES)) or 0,
-        "promised": _milliseconds(_whole(header(HEADER_FIRST_DUE))),
-        "net_due": net_due,
-        "seconds": int(digits, 2) if digits else None,
+        "operator_retries": _count(header(HEADER_OPERATOR_RETRIES)) or 0,
+        "senders_due": _milliseconds(_whole(header(HEADER_FIRST_DUE))),
+        "nservicebus_due": nservicebus_due,
+        "delay_seconds": int(digits, 2) if digits else None,
         "type": _coalesce(task, kind or None, first_kind or None),
         "exchange": _coalesce(header(HEADER_EXCHANGE), target[2:] if (target or "").startswith("x:") else ""),
         "routing_key": _coalesce(header(HEADER_ROUTING_KEY), own_key),

@@ -13,7 +13,7 @@ from bide.pipelines.audit.positions import GAPS_ADVICE
 from bide.spark.batches import RecordBatchBuilder
 from bide.streams.chunk import Chunk
 from bide.streams.log import Address
-from bide.streams.range_reader import WAY_OUT_OF_GAP, OffsetRange, read_range
+from bide.streams.range_reader import SPARK_GAP_ADVICE, OffsetRange, read_range
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,5 +63,5 @@ def chunks_of(address: Address, wanted: OffsetRange, *, allow_gaps: bool) -> Ite
     try:
         yield from read_range(address, wanted, fail_on_data_loss=not allow_gaps)
     except OffsetsLostError as error:
-        text = str(error).replace(WAY_OUT_OF_GAP, f"Continue with the remaining messages {GAPS_ADVICE}")
+        text = str(error).replace(SPARK_GAP_ADVICE, f"Continue with the remaining messages {GAPS_ADVICE}")
         raise OffsetsLostError(text, stream=error.stream, offset=error.offset, found=error.found) from error

@@ -48,7 +48,7 @@ def messages(
     *,
     now: datetime,
 ) -> DataFrame:
-    """The table ``messages``, with one row for each message id and day, from the facts of any days.
+    """The table ``messages``, with one row for each message id and day, from the facts of any number of days.
 
     Args:
         now: the time until which the facts were read.

@@ -1,7 +1,7 @@
 """Replay of a small audit, in this process.
 
-The messages, their due times and their parts are those that :mod:`bide.pipelines.replay.from_audit` computes on Spark,
-and each of the two finishes a choice of the other.
+The messages, their due times and their parts are those that :mod:`bide.pipelines.replay.from_audit` computes on Spark.
+Each of the two can finish a replay that the other has begun.
 """
 
 from __future__ import annotations
