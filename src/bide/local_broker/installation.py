@@ -172,7 +172,7 @@ def _how_to_install() -> str:
     if sys.platform == "darwin":
         install = "'brew install rabbitmq'"
     elif shutil.which("apt-get"):
-        install = "'apt-get install rabbitmq-server' as root"
+        install = "'apt-get update && apt-get install rabbitmq-server' as root"
     else:
         install = "install RabbitMQ 3.10 or newer"
     return f"no RabbitMQ was found: {install}, or set {HOME_VARIABLE} to the folder of an unpacked one"
