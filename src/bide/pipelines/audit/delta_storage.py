@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyarrow import compute as pc
-from pyarrow import dataset
+from pyarrow import dataset, fs
 
 from bide.pipelines.audit import merging
 from bide.pipelines.audit.columns import (
@@ -60,7 +60,9 @@ class DeltaStorage:
         if not self._exists(table):
             return schema.empty_table()
         wanted = None if days is None else pc.field("day").isin(pa.array(days, pa.date32()))
-        rows = self._open(table).to_pyarrow_table(columns=schema.names, filters=wanted)
+        # deltalake's own file system is in Python: Arrow's threads that still use it at exit abort the process.
+        files = fs.SubTreeFileSystem(self._folder.path(table), fs.LocalFileSystem())
+        rows = self._open(table).to_pyarrow_table(columns=schema.names, filters=wanted, filesystem=files)
         return rows.select(schema.names).cast(schema)
 
     def append(self, rows: pa.Table, table: str, batch: int) -> None:
@@ -86,7 +88,7 @@ class DeltaStorage:
             staged,
             schema=schema,
             format="parquet",
-            filesystem=self._folder.files,
+            filesystem=fs.LocalFileSystem(),
             partitioning=dataset.partitioning(partitions, flavor="hive"),
         )
         self._write(found.scanner().to_reader(), table, mode="append")
