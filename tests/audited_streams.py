@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import pika
 import pyarrow as pa
+from deltalake import DeltaTable
 from pyarrow import parquet
 
 import bide
@@ -193,6 +194,8 @@ def _types(file: Path) -> Iterable[str]:
 
 
 def _rows(table: Path) -> list[Any]:
+    if (table / "_delta_log").exists():
+        return sorted(map(_delta_row, DeltaTable(table).to_pyarrow_table().to_pylist()))
     rows = []
     for file in _files(table):
         named = [part for part in file.relative_to(table).parts[:-1] if not part.startswith("batch=")]
@@ -202,6 +205,13 @@ def _rows(table: Path) -> list[Any]:
             repr((named, sorted((name, _plain(value)) for name, value in row.items()))) for row in found.to_pylist()
         ]
     return sorted(rows)
+
+
+def _delta_row(row: dict[str, Any]) -> str:
+    """A row as it is in a Parquet table, where partitions are folders."""
+    named = [f"{name}={row.pop(name)}" for name in ("source", "day") if name in row]
+    row.pop("batch", None)
+    return repr((named, sorted((name, _plain(value)) for name, value in row.items())))
 
 
 def _plain(value: Any) -> Any:

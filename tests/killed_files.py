@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
+import deltalake
+from deltalake.table import TableOptimizer
 from pyarrow import fs
+
+DELTA_TRANSACTIONS: Final[tuple[tuple[Any, str], ...]] = (
+    (deltalake, "write_deltalake"),
+    (deltalake.DeltaTable, "create"),
+    (deltalake.DeltaTable, "delete"),
+    (deltalake.DeltaTable, "vacuum"),
+    (TableOptimizer, "compact"),
+)
+"""The functions that change Delta tables, with the objects that have them."""
 
 
 class KillingFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no types
@@ -20,11 +32,29 @@ class KillingFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has n
         self._files = files
         self.left = left
 
-    def _change(self) -> fs.FileSystem:
+    def change(self) -> None:
+        """Count a change, and kill the process instead of the last one."""
         if self.left <= 0:
             os.kill(os.getpid(), signal.SIGKILL)
         self.left -= 1
+
+    def _change(self) -> fs.FileSystem:
+        self.change()
         return self._files
+
+    def watch_delta_tables(self) -> None:
+        """Count transactions of Delta tables as changes too, which deltalake makes without this file system."""
+        for owner, name in DELTA_TRANSACTIONS:
+            setattr(owner, name, self.counted(getattr(owner, name)))
+
+    def counted(self, transaction: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that counts a change, and does it."""
+
+        def counted(*args: Any, **options: Any) -> Any:
+            self.change()
+            return transaction(*args, **options)
+
+        return counted
 
     def get_type_name(self) -> str:
         return "killing"

@@ -17,6 +17,7 @@ from bide.errors import FolderInUseError
 from bide.pipelines.audit import merging, run
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.size import check_small
+from bide.pipelines.audit.table_format import TABLE_FORMATS, TableFormat
 from bide.pipelines.engine import NeedsSparkError
 from tests.audited_streams import EVENTS, AuditedStreams, tables_in
 from tests.support import Vhost
@@ -35,9 +36,10 @@ from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import Sources, run
 from tests.killed_files import KillingFiles
 
-sources, place, left = json.loads(sys.argv[1])
-folder = Folder(place)
+sources, place, table_format, left = json.loads(sys.argv[1])
+folder = Folder(place, table_format=table_format)
 files = KillingFiles(folder.files, left)
+files.watch_delta_tables()
 folder.files = fs.PyFileSystem(files)
 run(None, Sources(**sources), folder)
 print(left - files.left)
@@ -56,11 +58,13 @@ def command(streams: AuditedStreams, place: Path, *options: str) -> list[str]:
     return ["pipeline", "audit", "--into", str(place), *where, *options]
 
 
-def killed(streams: AuditedStreams, place: Path, *, left: int) -> subprocess.CompletedProcess[str]:
+def killed(
+    streams: AuditedStreams, place: Path, *, left: int, table_format: TableFormat = "parquet"
+) -> subprocess.CompletedProcess[str]:
     """Run a round that kills its process instead of changing a file for the last time."""
     found = streams.sources(batch_rows=20)
     sources = {name: getattr(found, name) for name in ("url", "scheduled", "delivered", "events", "schedules", "port")}
-    given = json.dumps([sources | {"batch_rows": 20}, str(place), left])
+    given = json.dumps([sources | {"batch_rows": 20}, str(place), table_format, left])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     return subprocess.run(
         [sys.executable, "-c", KILLED, given], env=environment, capture_output=True, text=True, check=False
@@ -98,11 +102,14 @@ def test_several_rounds_have_the_tables_of_one(
     assert len(list((tmp_path / "rounds" / "scheduled").glob("day=*/batch=*"))) <= 2 * 2
 
 
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
 @pytest.mark.parametrize("kills", [3, pytest.param(40, marks=pytest.mark.long)])
-def test_a_killed_round_is_continued(streams: AuditedStreams, tmp_path: Path, kills: int) -> None:
+def test_a_killed_round_is_continued(
+    streams: AuditedStreams, tmp_path: Path, kills: int, table_format: TableFormat
+) -> None:
     """``kill -9`` before a change of the folder, in a round that continues one that was killed too."""
     streams.fill(0)
-    assert killed(streams, tmp_path / "audit", left=1_000_000).returncode == 0
+    assert killed(streams, tmp_path / "audit", left=1_000_000, table_format=table_format).returncode == 0
     streams.fill(1)
     whole = killed(streams, tmp_path / "whole", left=1_000_000)
     changes = int(whole.stdout)
@@ -110,9 +117,9 @@ def test_a_killed_round_is_continued(streams: AuditedStreams, tmp_path: Path, ki
     expected = tables_in(tmp_path / "whole")
     chance = random.Random(kills)
     for left in sorted(chance.sample(range(changes), kills)):
-        again = killed(streams, tmp_path / "audit", left=left)
+        again = killed(streams, tmp_path / "audit", left=left, table_format=table_format)
         assert again.returncode in (-signal.SIGKILL, 0), again.stderr
-    assert killed(streams, tmp_path / "audit", left=1_000_000).returncode == 0
+    assert killed(streams, tmp_path / "audit", left=1_000_000, table_format=table_format).returncode == 0
     assert tables_in(tmp_path / "audit") == expected
     folder = Folder(str(tmp_path / "audit"))
     assert (folder.notes(), bool(folder.unfinished_work())) == ([], False)

@@ -15,8 +15,9 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.errors import FolderInUseError, InvalidInputError
 from bide.pipelines.audit import facts, merging, tables
-from bide.pipelines.audit.folder import BatchKey, Folder, Note
+from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.refresh import compact, refresh
+from bide.pipelines.audit.unfinished_work import BatchKey
 from tests.support import SOAK
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""``bide pipeline audit``: taps, events and the schedule log as Parquet tables."""
+"""``bide pipeline audit``: taps, events and the schedule log as Parquet or Delta tables."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ import click
 
 from bide.cli.advice import with_options
 from bide.cli.output import echo, print_json, print_json_line
-from bide.cli.pipeline.options import engine_options, refuse_missing_audit_packages, refuse_without_spark
+from bide.cli.pipeline.options import (
+    engine_options,
+    refuse_missing_audit_packages,
+    refuse_missing_packages,
+    refuse_without_spark,
+)
 from bide.cli.pipeline.view import engine_facts, progress
 from bide.cli.settings import Settings, broker_options, duration_of, json_option, pass_settings
 from bide.errors import BrokerUnreachableError, ConnectionLostError
+from bide.pipelines.audit.table_format import TABLE_FORMATS, TableFormat
 from bide.pipelines.engine import Engine, NeedsSparkError
 
 if TYPE_CHECKING:
@@ -34,6 +40,8 @@ _LAYOUTS: Final = ("clock", "nservicebus", "nservicebus-v1", "celery")
 @click.option("--once", is_flag=True, help="Run one round and exit. [default: until Ctrl-C]")
 @click.option("--every", metavar="DELAY", default="1m", show_default=True,
               help="Interval between the starts of two rounds.")  # fmt: skip
+@click.option("--format", "table_format", type=click.Choice(TABLE_FORMATS),
+              help="Format of the tables. [default: as in DIR, or parquet]")  # fmt: skip
 @click.option("--layout", "layouts", multiple=True, type=click.Choice(_LAYOUTS),
               help="Taps to read. Repeatable. [default: all that exist]")  # fmt: skip
 @click.option("--prefix", metavar="NAME", help="Prefix of all names. [default: bide; none with celery]")
@@ -59,6 +67,7 @@ def audit(
     place: str,
     once: bool,
     every: str,
+    table_format: TableFormat | None,
     layouts: tuple[str, ...],
     prefix: str | None,
     events: tuple[str, ...],
@@ -68,13 +77,14 @@ def audit(
     as_json: bool,
     choice: EngineChoice,
 ) -> None:
-    """Read taps, events of endpoints and the schedule log into Parquet tables, in rounds until Ctrl-C or SIGTERM.
+    """Read taps, events of endpoints and the schedule log into tables, in rounds until Ctrl-C or SIGTERM.
 
     DIR gets tables of facts: scheduled, delivered, processed, failed, occurrences (of schedules, with their outcomes),
     and undecodable (raw bytes of messages that are not AMQP 1.0). Other tables are computed from these facts: messages
     (with a row for each message), pending, lateness and failures. After an interruption or a crash, the same command
     continues, and counts no message twice. Turn on taps with 'bide tap on', and give endpoints a bide.EventStream() to
-    write events. With --once, up to 100 MB are audited in this process, more with Spark.
+    write events. With --once, up to 100 MB are audited in this process, more with Spark; Delta tables always in this
+    process.
     """
     pause = duration_of("--every", every).total_seconds()
     refuse_missing_audit_packages(choice)
@@ -84,7 +94,7 @@ def audit(
     from bide.pipelines.audit.run import run
     from bide.pipelines.audit.sources import candidates, find_sources
 
-    folder = Folder(place)
+    folder = Folder(place, table_format=table_format)
 
     def find() -> Sources:
         return find_sources(
@@ -127,6 +137,10 @@ def audit(
 
 
 def _engine_for(sources: Sources, folder: Folder, choice: EngineChoice, *, once: bool) -> Engine:
+    if folder.table_format != "parquet":
+        refuse_missing_packages(duckdb="DuckDB")
+        return choice.choose_local(f"only this process writes tables of the format {folder.table_format}")
+
     def work(largest: int | None) -> tuple[str, None]:
         from bide.pipelines.audit.size import check_small
 

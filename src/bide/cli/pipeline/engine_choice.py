@@ -137,6 +137,17 @@ class EngineChoice:
             return self.choose_spark(error), None
         return forced or Engine(False, why), result
 
+    def choose_local(self, why: str) -> Engine:
+        """Choose this process, for work that Spark cannot do.
+
+        Raises:
+            InvalidInputError: the options or the environment choose Spark.
+        """
+        forced = self.forced()
+        if forced is not None and forced.is_spark:
+            raise InvalidInputError(f"{why}, but {forced.reason}: give --engine local, or use another format")
+        return forced or Engine(False, why)
+
     def choose_spark(self, error: NeedsSparkError) -> Engine:
         """Choose Spark, for an input that this process cannot read.
 

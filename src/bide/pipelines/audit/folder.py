@@ -1,6 +1,6 @@
-"""Folder of an audit: tables of Parquet files by day, and the state of unfinished work.
+"""Folder of an audit: its tables by day, and the state of unfinished work.
 
-::
+With Parquet tables::
 
     scheduled/day=2026-11-21/batch=7/*.parquet     facts; the same for delivered, processed, failed, occurrences
     undecodable/source=events/day=2026-11-21/batch=7/*.parquet   bytes that are not AMQP 1.0
@@ -10,6 +10,9 @@
     _state/                                        counts by day for these two tables, and which facts are new
     _state/schedules.json                          position in the schedule log, and the files of its state
     _state/positions/scheduled.json                positions in the streams of a source
+
+With Delta tables, the number of the batch is a column, and ``undecodable`` and the tables below ``_state`` are Delta
+tables too.
 
 After a crash, the next run continues with the folder:
 
@@ -37,19 +40,15 @@ from typing import TYPE_CHECKING, Any, Final
 from pyarrow import fs
 
 from bide.errors import InvalidInputError
+from bide.pipelines.audit.table_format import DELTA_VERSION, VERSION, FolderVersion, TableFormat
+from bide.pipelines.audit.unfinished_work import BatchKey, UnfinishedWork
+from bide.pipelines.delta import delta_files, import_deltalake
 from bide.pipelines.folder_lock import LOCK_FILE, hold
 from bide.pipelines.formats import escape_pattern_characters, spark_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
-
-VERSION: Final = 3
-PREVIOUS_VERSION: Final = 2
-"""The version that had its positions in checkpoints of Spark. A round converts such an audit to :data:`VERSION`."""
-
-BatchKey = tuple[date, int]
-"""Day and number of a batch of a table."""
 
 _BATCH: Final = re.compile(r"batch=([0-9]+)")
 _VERSION_FILE: Final = "_state/audit.json"
@@ -79,37 +78,28 @@ class Note:
         return {(day, number) for day in self.days}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UnfinishedWork:
-    """The unfinished work of a round.
-
-    Attributes:
-        batches: batches of messages that the round was to replace.
-        days: days whose tables the round has changed. Rows may be missing or repeated in them.
-    """
-
-    batches: set[BatchKey]
-    days: set[date]
-
-    def __bool__(self) -> bool:
-        return bool(self.batches)
-
-
 class Folder:
     """The folder of an audit.
 
     Args:
         place: a path, or a URI that Spark and Arrow support, which the driver and all executors can access.
+        table_format: the format of the tables; None for that of an existing audit, and Parquet for a new one.
 
     Attributes:
         files: the file system of the folder.
 
     Raises:
-        InvalidInputError: Arrow does not support the URI.
+        InvalidInputError: Arrow does not support the URI. Or the format is ``delta``, and the folder is a URI,
+            deltalake does not support its path, or deltalake is not installed.
     """
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, *, table_format: TableFormat | None = None) -> None:
+        self._wanted_format = table_format
         self.place = (place if "://" in place else os.path.abspath(place)).rstrip("/")  # noqa: PTH100 (no link is followed)
+        if table_format == "delta":
+            if "://" in place:
+                raise InvalidInputError(f"Delta tables need a folder on this machine: give a path instead of {place}")
+            import_deltalake(self.place)
         try:
             self.files, self._root = fs.FileSystem.from_uri(self.place)
         except (ValueError, OSError) as error:
@@ -121,7 +111,8 @@ class Folder:
 
         Raises:
             FolderInUseError: another audit is creating the folder.
-            InvalidInputError: the folder contains other files or an audit of another version, or cannot be used.
+            InvalidInputError: the folder contains other files, or an audit of another version or with tables of another
+                format, or cannot be used.
         """
         try:
             self._begin()
@@ -139,11 +130,16 @@ class Folder:
     def _is_new(self) -> bool:
         """Whether the folder has no audit yet, or only the files of one that was killed while it created the folder."""
         if self.exists(self.path(_VERSION_FILE)):
-            version = self.version
-            if version not in (PREVIOUS_VERSION, VERSION):
+            found = self._read_version()
+            if found.table_format is None:
                 raise InvalidInputError(
-                    f"the folder {self.place} has an audit of version {version}, but this bide writes version "
-                    f"{VERSION}: name another folder"
+                    f"the folder {self.place} has an audit of version {found.version}, but this bide writes version "
+                    f"{VERSION}, or {DELTA_VERSION} with Delta tables: name another folder"
+                )
+            if self._wanted_format not in (None, found.table_format):
+                raise InvalidInputError(
+                    f"the audit in {self.place} has tables of the format {found.table_format}, not "
+                    f"{self._wanted_format}: leave out the format, or name another folder"
                 )
             return False
         begun = {LOCK_FILE, posixpath.basename(f"{_VERSION_FILE}{_NEW_SUFFIX}")}
@@ -154,12 +150,21 @@ class Folder:
     @property
     def version(self) -> int:
         """The version of the audit in the folder."""
-        version: int = json.loads(self.read_bytes(self.path(_VERSION_FILE)))["version"]
-        return version
+        return self._read_version().version
+
+    @property
+    def table_format(self) -> TableFormat:
+        """The format of the tables in the folder."""
+        if not self.exists(self.path(_VERSION_FILE)):
+            return self._wanted_format or "parquet"
+        return self._read_version().table_format or "parquet"
+
+    def _read_version(self) -> FolderVersion:
+        return FolderVersion.from_json(json.loads(self.read_bytes(self.path(_VERSION_FILE))))
 
     def write_version(self) -> None:
-        """Record that the audit has the newest version."""
-        self.write_json(self.path(_VERSION_FILE), {"version": VERSION})
+        """Record the format of the tables, and that the audit has the newest version for this format."""
+        self.write_json(self.path(_VERSION_FILE), FolderVersion.of(self.table_format).to_json())
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -233,7 +238,11 @@ class Folder:
             days: read only the files of these days.
         """
         names = [table] if days is None else [posixpath.join(table, f"day={day}") for day in sorted(days)]
-        existing = [escape_pattern_characters(self.location(name)) for name in names if self.exists(self.path(name))]
+        names = [name for name in names if self.exists(self.path(name))]
+        if (files := delta_files(self.files, self.path(table))) is not None:
+            places = [posixpath.join(table, file) for file in files]
+            names = [place for place in places if any(place.startswith(f"{name}/") for name in names)]
+        existing = [escape_pattern_characters(self.location(name)) for name in names]
         if not existing:
             return spark.createDataFrame([], schema)
         found = spark.read.schema(schema).option("basePath", self.location(table)).parquet(*existing)
@@ -264,12 +273,6 @@ class Folder:
             # Spark leaves a batch for which there are no rows unchanged.
             if self.entries(path := self.path(*_parts(table, one))) == entries:
                 self.files.delete_dir(path)
-
-    def drop_batch(self, table: str, number: int) -> None:
-        """Delete a batch of all days, if it exists."""
-        for day in self.entries(self.path(table)):
-            if self.exists(left := self.path(table, day, f"batch={number}")):
-                self.files.delete_dir(left)
 
     def has(self, table: str, batch: BatchKey | None = None) -> bool:
         """Whether a table, or this batch of it, exists."""

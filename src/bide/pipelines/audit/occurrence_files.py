@@ -19,6 +19,7 @@ from bide.durations import EPOCH, LATEST_MILLISECOND, from_milliseconds
 from bide.pipelines.audit.columns import FACT_COLUMNS, TIMESTAMP, arrow_schema, table_of_rows
 from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.occurrence_state import Occurrence, PendingCount, stored_values
+from bide.pipelines.audit.storage import open_storage
 from bide.schedules.entries import WaitingSchedule
 from bide.schedules.state import LogPosition
 
@@ -27,7 +28,6 @@ PENDING_TABLE: Final = "schedules_pending"
 
 _STATE_FILE: Final = "_state/schedules.json"
 _FILES: Final = "_state/schedules"
-_NEW_PENDING: Final = "_state/schedules_pending.parquet"
 _FLUSH_ROWS: Final = 50_000
 """Number of rows in memory at which they are written to files."""
 
@@ -68,6 +68,7 @@ class OccurrenceFiles:
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
+        self._storage = open_storage(folder)
         head = json.loads(folder.read_bytes(place)) if folder.exists(place := folder.path(_STATE_FILE)) else {}
         self.batch: int = head.get("batch", -1) + 1
         self.known = {
@@ -83,7 +84,7 @@ class OccurrenceFiles:
 
     def begin(self) -> None:
         """Delete the rows and the note of a round that was killed before it committed."""
-        self._folder.drop_batch(OCCURRENCES_TABLE, self.batch)
+        self._storage.drop_batch(OCCURRENCES_TABLE, self.batch)
         self._folder.drop_note(self._note_name)
 
     @property
@@ -168,13 +169,12 @@ class OccurrenceFiles:
         for target, hour, *counts in rows:
             whole[hour, target] = [one + more for one, more in zip(whole[hour, target], counts, strict=True)]
         listed = [(target, hour * 3_600_000_000, *counts) for (hour, target), counts in sorted(whole.items())]
-        self._write(listed, _PENDING_SCHEMA, new := self._folder.path(_NEW_PENDING))
-        self._folder.files.create_dir(self._folder.path(PENDING_TABLE))
-        self._folder.files.move(new, self._folder.path(PENDING_TABLE, "part-00000.parquet"))
+        self._storage.replace(table_of_rows(listed, _PENDING_SCHEMA), PENDING_TABLE)
 
     def commit(self, streams: Mapping[str, KnownPartition]) -> None:
         """Finish the round: write the accepted occurrences, their note, and the names of the current state files."""
         self._flush(self._accepted)
+        self._storage.append_staged(OCCURRENCES_TABLE, self.batch)
         if self._accepted_counts:
             rows = Counter({OCCURRENCES_TABLE: self._accepted_counts.total()})
             for (_, outcome), count in self._accepted_counts.items():
@@ -201,18 +201,15 @@ class OccurrenceFiles:
         by_day: defaultdict[date, list[tuple[Any, ...]]] = defaultdict(list)
         for day, values in rows:
             by_day[day].append(values)
-        paths = []
+        paths, staging = [], self._storage.staging(OCCURRENCES_TABLE)
         for day, listed in by_day.items():
-            place = self._folder.path(OCCURRENCES_TABLE, f"day={day}", f"batch={self.batch}")
+            place = self._folder.path(staging, f"day={day}", f"batch={self.batch}")
             self._folder.files.create_dir(place)
             paths.append(posixpath.join(place, f"part-{self._parts:05}.parquet"))
-            self._write(listed, _SCHEMA, paths[-1])
+            parquet.write_table(table_of_rows(listed, _SCHEMA), paths[-1], filesystem=self._folder.files)
         self._parts += 1
         rows.clear()
         return paths
-
-    def _write(self, rows: Collection[tuple[Any, ...]], schema: pa.Schema, path: str) -> None:
-        parquet.write_table(table_of_rows(rows, schema), path, filesystem=self._folder.files)
 
 
 def _to_microseconds(milliseconds: int | None) -> int | None:

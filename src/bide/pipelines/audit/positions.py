@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from bide.errors import InvalidOptionError, OffsetsLostError
 from bide.pipelines.audit.columns import TABLES_BY_SOURCE, UNDECODABLE
+from bide.pipelines.audit.storage import open_storage
 from bide.spark.offsets import limited, positions_of
 from bide.streams.log import StreamLogs
 from bide.streams.range_reader import OffsetRange
@@ -97,8 +98,9 @@ class PositionFile:
         """Remove the facts and the note of a batch that a killed round began. Return the positions before it."""
         found = self.read()
         if found.is_begun:
+            storage = open_storage(self._folder)
             for table in (*TABLES_BY_SOURCE[self._source], f"{UNDECODABLE}/source={self._source}"):
-                self._folder.drop_batch(table, found.batch + 1)
+                storage.drop_batch(table, found.batch + 1)
             self._folder.drop_note(self.note_name(found.batch + 1))
             found = replace(found, is_begun=False)
             self.write(found)

@@ -19,8 +19,9 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.pipelines.audit import facts, merging, tables
 from bide.pipelines.audit.columns import APPENDED_TABLES, FACT_COLUMNS, FAILURES_STATE, PENDING_STATE
-from bide.pipelines.audit.folder import BatchKey, Folder, Note
+from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.queries import BATCH
+from bide.pipelines.audit.unfinished_work import BatchKey
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession

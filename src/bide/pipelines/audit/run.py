@@ -15,9 +15,10 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Final, Protocol
 
+from bide.errors import InvalidInputError
 from bide.pipelines.audit import merging
 from bide.pipelines.audit.columns import FACT_COLUMNS, TABLES_BY_SOURCE, UNDECODABLE
-from bide.pipelines.audit.folder import PREVIOUS_VERSION, Folder, Note
+from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.occurrence_files import OCCURRENCES_TABLE
 from bide.pipelines.audit.positions import (
     PositionFile,
@@ -28,6 +29,7 @@ from bide.pipelines.audit.positions import (
 )
 from bide.pipelines.audit.reading import FactReader
 from bide.pipelines.audit.schedule_log import PendingSchedules, read_schedule_log
+from bide.pipelines.audit.table_format import PREVIOUS_VERSION
 from bide.streams.log import Address, StreamLogs
 from bide.streams.range_reader import OffsetRange
 
@@ -141,7 +143,8 @@ def run(spark: SparkSession | None, sources: Sources, folder: Folder) -> RoundRe
         FolderInUseError: another audit uses the folder.
         PySparkException: a task failed, with the error of bide in its message; see
             :func:`bide.pipelines.session.spark_errors`.
-        InvalidInputError: the folder contains other files, or the state of another release of bide.
+        InvalidInputError: the folder contains other files, or the state of another release of bide, or tables in a
+            format that Spark does not write or whose package is not installed.
         InvalidOptionError: a stream of an earlier round is not named any more, and gaps are not allowed.
         OffsetsLostError: messages were lost before the audit read them, and gaps are not allowed.
         ScheduleLogError: the beginning of the schedule log was removed, and the log has no complete snapshot.
@@ -158,6 +161,11 @@ def _engine(spark: SparkSession | None, folder: Folder) -> AuditEngine:
         from bide.pipelines.audit.small import SmallAudit
 
         return SmallAudit(folder)
+    if folder.table_format != "parquet":
+        raise InvalidInputError(
+            f"Spark writes Parquet tables only, and the audit in {folder.place} has tables of the format "
+            f"{folder.table_format}: run it without Spark"
+        )
     from bide.pipelines.audit.with_spark import SparkAudit
 
     return SparkAudit(spark, folder)

@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from bide.durations import EPOCH, MICROSECOND, from_microseconds
 from bide.pipelines.charts.scale import floored, span_for
-from bide.pipelines.formats import escape_pattern_characters, spark_uri
 from bide.pipelines.report import queries
 from bide.pipelines.report.collecting_filters import Percentiles, collect_filters
 from bide.pipelines.report.figures import (
@@ -25,7 +24,7 @@ from bide.pipelines.report.figures import (
     UndecodableFigures,
 )
 from bide.pipelines.report.pending_figures import PendingFigures, PendingTarget
-from bide.pipelines.report.tables import COLUMNS, ReportTables
+from bide.pipelines.report.tables import COLUMNS, ReportTables, sql_name
 
 ResultRow = Mapping[str, Any]
 
@@ -194,13 +193,11 @@ def _target(row: ResultRow, percentiles: Percentiles, number: int) -> TargetFigu
 
 def _query(folder: str, headline: Headline) -> str:
     """Spark SQL for all overdue messages."""
-    table = escape_pattern_characters(spark_uri(folder, "messages")).replace("`", "``")
-    lost = ""
+    table, lost = sql_name(folder, "messages"), ""
     if headline.until is not None:
         lost = f",\n       due < timestamp '{headline.until - headline.lost_after:%Y-%m-%d %H:%M:%S.%f}Z' as lost"
     return (
-        f"select message_id, target, type, due{lost}\nfrom parquet.`{table}`\nwhere outcome = 'overdue'\n"
-        "order by due, message_id"
+        f"select message_id, target, type, due{lost}\nfrom {table}\nwhere outcome = 'overdue'\norder by due, message_id"
     )
 
 

@@ -31,6 +31,16 @@ if TYPE_CHECKING:
     from pyarrow import fs
 
 _PARAMETER: Final = re.compile(r":(\w+)")
+_TYPES: Final = {
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", "UTC"),
+    "double": pa.float64(),
+    "bigint": pa.int64(),
+}
+_EMPTY: Final = {
+    name: pa.schema([(column, _TYPES[kind]) for column, kind in columns.items()]).empty_table()
+    for name, columns in ALL_COLUMNS.items()
+}
 _SMALL_INTEGERS: Final = ("tinyint", "smallint", "int")
 
 
@@ -86,15 +96,17 @@ class _DuckdbTables(SmallTables):
         return self._names
 
     def open(self, largest: int | None) -> None:
-        found = {name: files for name in ALL_COLUMNS if (files := files_of(self._folder, name))}
+        found = {name: files for name in ALL_COLUMNS if (files := files_of(self._folder, name)) is not None}
         size = sum(one.size for files in found.values() for one in files)
         self.size = f"{self._folder} has {in_bytes(size)}"
         if largest is not None and size > largest:
             raise NeedsSparkError(f"{self.size}, more than {in_bytes(largest)}")
         room = largest
         for name, files in found.items():
-            _check_folders(f"{self._folder.rstrip('/')}/{name}", name, files)
-            rows, room = read_columns([Path(one.path) for one in files], ALL_COLUMNS[name], largest=room)
+            rows = _EMPTY[name]
+            if files:
+                _check_folders(f"{self._folder.rstrip('/')}/{name}", name, files)
+                rows, room = read_columns([Path(one.path) for one in files], ALL_COLUMNS[name], largest=room)
             check_columns(spark_uri(self._folder, name), name, rows.column_names)
             self._connection.register("read", _prepared(name, rows))
             self._names[name] = self.define("select * from read")

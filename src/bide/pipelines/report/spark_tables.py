@@ -17,7 +17,7 @@ from bide.pipelines.report.tables import (
     ReportTables,
     check_columns,
     check_folder,
-    files_of,
+    spark_paths,
 )
 from bide.runtime.logs import logger
 
@@ -81,11 +81,16 @@ class _SparkTables:
         return name
 
     def _read(self, name: str) -> DataFrame | None:
-        if not files_of(self.folder, name):
+        if (paths := spark_paths(self.folder, name)) is None:
             return None
-        place = spark_uri(self.folder, name)
-        rows = self._spark.read.parquet(escape_pattern_characters(place))
-        check_columns(place, name, rows.columns)
+        if not paths:
+            empty = ", ".join(f"`{column}` {kind}" for column, kind in ALL_COLUMNS[name].items())
+            return self._selected(name, self._spark.createDataFrame([], empty))
+        rows = self._spark.read.parquet(*map(escape_pattern_characters, paths))
+        check_columns(spark_uri(self.folder, name), name, rows.columns)
+        return self._selected(name, rows)
+
+    def _selected(self, name: str, rows: DataFrame) -> DataFrame:
         return rows.select(*(_column(rows, column, kind) for column, kind in ALL_COLUMNS[name].items()))
 
 

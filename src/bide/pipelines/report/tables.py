@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
 from pyarrow import ArrowInvalid, fs
 
 from bide.errors import InvalidColumnError, InvalidInputError
-from bide.pipelines.formats import is_below_hidden
+from bide.pipelines.delta import delta_files, is_delta_table
+from bide.pipelines.formats import escape_pattern_characters, is_below_hidden, spark_uri
 
 COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "messages": {
@@ -93,7 +95,7 @@ def check_folder(folder: str) -> None:
     Raises:
         InvalidInputError: the folder does not exist, cannot be read, or has none of the tables.
     """
-    if not any(files_of(folder, name) for name in COLUMNS):
+    if all(files_of(folder, name) is None for name in COLUMNS):
         wanted = ", ".join(COLUMNS)
         raise InvalidInputError(
             f"the folder {folder} has no table of an audit ({wanted}): name the folder that "
@@ -119,17 +121,51 @@ def check_columns(place: str, name: str, found: Collection[str]) -> None:
         )
 
 
-def files_of(folder: str, name: str) -> list[fs.FileInfo]:
-    """The files of a table; empty if there is no table. Spark cannot read a table without files.
+def files_of(folder: str, name: str) -> list[fs.FileInfo] | None:
+    """The files of a table; None if there is no table. Only a Delta table can have no files: it has no rows.
 
     Raises:
-        InvalidInputError: the folder does not exist, or cannot be read.
+        InvalidInputError: the folder does not exist, or cannot be read, or has Delta tables and deltalake is not
+            installed.
     """
+    with _opened(folder) as (files, root):
+        table = f"{root}/{name}"
+        if (listed := delta_files(files, table)) is not None:
+            return list(files.get_file_info([f"{table}/{one}" for one in listed]))
+        selector = fs.FileSelector(table, allow_not_found=True, recursive=True)
+        found = [one for one in files.get_file_info(selector) if one.is_file and not is_below_hidden(one.path, root)]
+        return found or None
+
+
+def spark_paths(folder: str, name: str) -> list[str] | None:
+    """The URIs from which Spark reads a table: its folder, or the files of a Delta table; None if there is no table.
+
+    Raises:
+        InvalidInputError: see :func:`files_of`.
+    """
+    with _opened(folder) as (files, root):
+        if (listed := delta_files(files, f"{root}/{name}")) is not None:
+            return [spark_uri(folder, name, one) for one in listed]
+    return None if files_of(folder, name) is None else [spark_uri(folder, name)]
+
+
+def sql_name(folder: str, name: str) -> str:
+    """The name of a table in Spark SQL."""
+    with _opened(folder) as (files, root):
+        if is_delta_table(files, f"{root}/{name}"):
+            kind, place = "delta", spark_uri(folder, name)
+        else:
+            kind, place = "parquet", escape_pattern_characters(spark_uri(folder, name))
+    return f"{kind}.`{place.replace('`', '``')}`"
+
+
+@contextmanager
+def _opened(folder: str) -> Iterator[tuple[fs.FileSystem, str]]:
+    """The file system of a folder, and its path there."""
     try:
         files, root = fs.FileSystem.from_uri(folder) if "://" in folder else (fs.LocalFileSystem(), folder)
         if files.get_file_info(root).type != fs.FileType.Directory:
             raise InvalidInputError(f"there is no folder {folder}: name the folder that the audit writes to")
-        selector = fs.FileSelector(f"{root.rstrip('/')}/{name}", allow_not_found=True, recursive=True)
-        return [one for one in files.get_file_info(selector) if one.is_file and not is_below_hidden(one.path, root)]
+        yield files, root.rstrip("/")
     except (ArrowInvalid, OSError) as error:
         raise InvalidInputError(f"the folder {folder} cannot be read: {error}; name another folder") from error

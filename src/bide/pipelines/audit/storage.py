@@ -1,0 +1,70 @@
+"""Tables of an audit as Arrow tables, in the format of its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from datetime import date
+from typing import TYPE_CHECKING, Protocol
+
+import pyarrow as pa
+
+from bide.pipelines.audit.parquet_storage import ParquetStorage
+
+if TYPE_CHECKING:
+    from bide.pipelines.audit.folder import Folder
+
+
+class TableStorage(Protocol):
+    """The tables of an audit. Rows have the column ``day``, except those of tables that are not partitioned."""
+
+    def read(self, table: str, schema: pa.Schema, days: Collection[date] | None = None) -> pa.Table:
+        """Read the rows of these days, or of all days. The column ``batch`` is added if the schema has it.
+
+        A table that does not exist has no rows.
+        """
+        ...
+
+    def append(self, rows: pa.Table, table: str, batch: int) -> None:
+        """Append the rows of a batch."""
+        ...
+
+    def drop_batch(self, table: str, number: int) -> None:
+        """Delete the rows of a batch, appended and staged ones, if there are any."""
+        ...
+
+    def staging(self, table: str) -> str:
+        """The folder for files ``day=*/batch=*/*.parquet`` that :meth:`append_staged` appends."""
+        ...
+
+    def append_staged(self, table: str, batch: int) -> None:
+        """Append the staged rows of a batch."""
+        ...
+
+    def replace_days(self, rows: pa.Table, table: str, days: Collection[date], *, batch: int | None = None) -> None:
+        """Replace all rows of these days.
+
+        Args:
+            batch: the number of the batch of the new rows; None if the table has no batches.
+        """
+        ...
+
+    def replace(self, rows: pa.Table, table: str) -> None:
+        """Replace all rows of a table that is not partitioned."""
+        ...
+
+    def compact(self, days: Collection[date]) -> None:
+        """Merge the small files of facts of these days, and delete files that are not needed any more."""
+        ...
+
+
+def open_storage(folder: Folder) -> TableStorage:
+    """The tables of an audit.
+
+    Raises:
+        InvalidInputError: the package for the format is not installed.
+    """
+    if folder.table_format == "parquet":
+        return ParquetStorage(folder)
+    from bide.pipelines.audit.delta_storage import DeltaStorage
+
+    return DeltaStorage(folder)

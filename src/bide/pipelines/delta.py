@@ -1,0 +1,61 @@
+"""Delta tables in a folder on this machine: the package deltalake, and the files of a table."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any, Final
+
+from pyarrow import fs
+
+from bide.errors import InvalidInputError
+
+_LOG: Final = "_delta_log"
+_NOT_IN_PATHS: Final = "[]^|\\%"
+
+
+def import_deltalake(folder: str) -> Any:
+    """Import the package deltalake, for tables in a folder.
+
+    Raises:
+        InvalidInputError: it is not installed, or does not support the path.
+    """
+    # deltalake 1.6.6 makes a URL of the path: it panics at some of these characters, and decodes others.
+    for character in folder:
+        if character in _NOT_IN_PATHS or not character.isprintable():
+            raise InvalidInputError(
+                f"Delta tables cannot be in {folder!r}, because its path has {character!r}: name another folder"
+            )
+    try:
+        import deltalake
+    except ImportError as error:
+        raise InvalidInputError("Delta tables need the package deltalake: pip install 'bide[delta]'") from error
+    return deltalake
+
+
+def is_delta_table(files: fs.FileSystem, path: str) -> bool:
+    """Whether a folder is a Delta table."""
+    return bool(files.get_file_info(posixpath.join(path, _LOG)).type == fs.FileType.Directory)
+
+
+def delta_files(files: fs.FileSystem, path: str) -> list[str] | None:
+    """The files of the newest version of a Delta table, relative to its folder; None if it is not a Delta table.
+
+    A table without rows has no files. The folder also has files of earlier versions, and of writes that did not finish.
+    As bide writes no deletion vectors, all rows of the listed files are rows of the table, and any reader of Parquet
+    can read them.
+
+    Raises:
+        InvalidInputError: deltalake is not installed, or cannot read the table, or the table is not on this machine.
+    """
+    if not is_delta_table(files, path):
+        return None
+    if not isinstance(files, fs.LocalFileSystem):
+        raise InvalidInputError(f"the Delta table {path} is not on this machine: copy the folder to this machine")
+    deltalake = import_deltalake(path)
+    if not deltalake.DeltaTable.is_deltatable(path):
+        return []  # A process was killed while it created the table.
+    try:
+        found: list[str] = deltalake.DeltaTable(path).get_add_actions().column("path").to_pylist()
+    except deltalake.exceptions.DeltaError as error:
+        raise InvalidInputError(f"the Delta table {path} cannot be read: {error}; name another folder") from error
+    return sorted(found)

@@ -1,0 +1,377 @@
+"""Audits with Delta tables, without a broker."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from datetime import UTC, date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyarrow import fs, parquet
+
+from bide.cli import app as cli
+from bide.errors import InvalidInputError
+from bide.pipelines.audit import delta_storage, merging
+from bide.pipelines.audit import run as audit_run
+from bide.pipelines.audit.columns import (
+    FACT_COLUMNS,
+    FAILURES_COLUMNS,
+    LATENESS_COLUMNS,
+    MESSAGES_SCHEMA,
+    PENDING_COLUMNS,
+    TABLES_BY_SOURCE,
+    UNDECODABLE,
+    UNDECODABLE_COLUMNS,
+    arrow_schema,
+)
+from bide.pipelines.audit.fact_rows import TABLE_COLUMN, fact_schema
+from bide.pipelines.audit.folder import Folder, Note
+from bide.pipelines.audit.positions import NewMessages
+from bide.pipelines.audit.run import Sources, run
+from bide.pipelines.audit.small import SmallAudit
+from bide.pipelines.audit.storage import open_storage
+from bide.pipelines.audit.table_format import TABLE_FORMATS, TableFormat
+from bide.pipelines.replay.fact_tables import fact_tables
+from bide.pipelines.report.duckdb_tables import small_tables
+from bide.streams.range_reader import OffsetRange
+from tests.killed_files import DELTA_TRANSACTIONS, KillingFiles
+
+TODAY = date(2026, 11, 21)
+YESTERDAY = TODAY - timedelta(days=1)
+NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+SCHEMAS = {
+    **{name: arrow_schema(columns) for name, columns in FACT_COLUMNS.items()},
+    "messages": MESSAGES_SCHEMA,
+    "pending": arrow_schema(PENDING_COLUMNS),
+    "lateness": arrow_schema(LATENESS_COLUMNS),
+    "failures": arrow_schema(FAILURES_COLUMNS),
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    return new_folder(tmp_path / "audit")
+
+
+def new_folder(place: Path, table_format: TableFormat = "delta") -> Folder:
+    found = Folder(str(place), table_format=table_format)
+    found.begin()
+    return found
+
+
+def facts(table: str, *ids: str, days: tuple[date, ...] = (TODAY,), **values: Any) -> pa.Table:
+    """Facts of these messages, which were due in the morning of each of these days."""
+    schema = arrow_schema({**FACT_COLUMNS, UNDECODABLE: UNDECODABLE_COLUMNS}[table])
+    listed = []
+    for day in days:
+        due = datetime(day.year, day.month, day.day, 9, tzinfo=UTC)
+        times = ("sent", "scheduled", "due", "first_due", "delivered", "started", "ended", "seen")
+        known = {"target": "q:orders", "stream": "tap", "lateness_ms": 20.0, "day": day, **dict.fromkeys(times, due)}
+        for one in ids:
+            row = {**known, "message_id": one, "reason": one, **values}
+            listed.append({name: row.get(name) for name in schema.names})
+    return pa.Table.from_pylist(listed, schema=schema)
+
+
+def append(folder: Folder, batch: int, **tables: pa.Table) -> Note:
+    """Append a batch of facts, and return its note."""
+    for name, rows in tables.items():
+        open_storage(folder).append(rows, name, batch)
+    days = {day for rows in tables.values() for day in rows.column("day").to_pylist()}
+    counts = {name: rows.num_rows for name, rows in tables.items()}
+    return Note(name=f"all-{batch}", rows=counts, days=tuple(sorted(days)))
+
+
+def ids_in(folder: Folder, table: str) -> list[str]:
+    return sorted(open_storage(folder).read(table, SCHEMAS[table]).column("message_id").to_pylist())
+
+
+def contents(folder: Folder) -> dict[str, list[str]]:
+    storage = open_storage(folder)
+    return {name: sorted(map(repr, storage.read(name, schema).to_pylist())) for name, schema in SCHEMAS.items()}
+
+
+def audit_twice(folder: Folder) -> None:
+    """Two rounds on two days, of which the second delivers messages of the first."""
+    audit = SmallAudit(folder)
+    first = append(folder, 0, scheduled=facts("scheduled", "a", "b", "c", days=(YESTERDAY, TODAY)))
+    assert audit.refresh([first], now=NOON) == {YESTERDAY, TODAY}
+    failed = facts("failed", "b", endpoint="shop", queue="orders", kind="parked", exception="ValueError", group="g")
+    second = append(
+        folder,
+        1,
+        delivered=facts("delivered", "a", "b"),
+        processed=facts("processed", "a", endpoint="shop"),
+        failed=failed,
+    )
+    assert audit.refresh([second], now=NOON) == {TODAY}
+    audit.compact({TODAY})
+    assert audit.pending() == (4, 4)
+    assert not folder.unfinished_work()
+
+
+def test_both_formats_have_the_same_tables(tmp_path: Path) -> None:
+    folders = {one: new_folder(tmp_path / one, one) for one in TABLE_FORMATS}
+    for folder in folders.values():
+        audit_twice(folder)
+    found = {one: contents(folder) for one, folder in folders.items()}
+    assert found["delta"] == found["parquet"]
+    assert {name for name, rows in found["delta"].items() if not rows} == {"occurrences"}
+
+
+def test_a_round_replaces_a_table_in_one_transaction(folder: Folder) -> None:
+    days, names = (YESTERDAY, TODAY), ("scheduled", "messages", "_state/pending", "pending")
+    versions = []
+    for batch in range(2):
+        note = append(folder, batch, scheduled=facts("scheduled", f"m-{batch}", days=days))
+        SmallAudit(folder).refresh([note], now=NOON)
+        versions.append({name: DeltaTable(folder.path(name)).version() for name in names})
+    assert versions[1] == {name: version + 1 for name, version in versions[0].items()}
+    assert DeltaTable(folder.path("messages"), version=versions[0]["messages"]).count() == 2
+    assert DeltaTable(folder.path("messages")).count() == 4
+
+
+def test_a_batch_that_was_begun_is_dropped(folder: Folder) -> None:
+    storage = open_storage(folder)
+    for batch, name in enumerate(("kept", "dropped")):
+        append(folder, batch, scheduled=facts("scheduled", name))
+        for source in ("events", "scheduled"):
+            storage.append(facts(UNDECODABLE, name), f"{UNDECODABLE}/source={source}", batch)
+    for table in ("scheduled", f"{UNDECODABLE}/source=events", "delivered"):
+        storage.drop_batch(table, 1)
+    assert ids_in(folder, "scheduled") == ["kept"]
+    left = DeltaTable(folder.path(UNDECODABLE)).to_pyarrow_table().to_pylist()
+    assert sorted((row["source"], row["reason"]) for row in left) == [
+        ("events", "kept"),
+        ("scheduled", "dropped"),
+        ("scheduled", "kept"),
+    ]
+
+
+def test_a_write_without_its_commit_changes_nothing(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``kill -9`` between the files of a transaction and its log entry leaves these files, which are deleted later."""
+    monkeypatch.setattr(delta_storage, "RETENTION", timedelta(0))
+    monkeypatch.setattr(delta_storage, "VACUUM_FILES", 1)
+    append(folder, 0, scheduled=facts("scheduled", "a"))
+    append(folder, 1, scheduled=facts("scheduled", "b"))
+    Path(folder.path("scheduled", "_delta_log", f"{2:020}.json")).unlink()
+    data = Path(folder.path("scheduled", f"day={TODAY}"))
+    assert (ids_in(folder, "scheduled"), len(list(data.iterdir()))) == (["a"], 2)
+    append(folder, 1, scheduled=facts("scheduled", "b", "c"))
+    SmallAudit(folder).compact({TODAY})
+    assert (ids_in(folder, "scheduled"), len(list(data.iterdir()))) == (["a", "b", "c"], 2)
+
+
+def test_a_table_without_its_first_commit_is_created_again(folder: Folder) -> None:
+    append(folder, 0, scheduled=facts("scheduled", "a"))
+    log = Path(folder.path("scheduled", "_delta_log"))
+    for one in log.iterdir():
+        one.unlink()
+    open_storage(folder).drop_batch("scheduled", 0)
+    assert ids_in(folder, "scheduled") == []
+    with fact_tables(folder) as replayed:
+        assert replayed.failures() == []
+    append(folder, 0, scheduled=facts("scheduled", "b"))
+    assert ids_in(folder, "scheduled") == ["b"]
+
+
+def test_staged_rows_are_appended_at_once(folder: Folder) -> None:
+    storage = open_storage(folder)
+    for part, day in enumerate((YESTERDAY, TODAY)):
+        place = Path(folder.path(storage.staging("occurrences"), f"day={day}", "batch=3"))
+        place.mkdir(parents=True)
+        rows = facts("occurrences", f"m-{part}", days=(day,)).drop_columns(["day"])
+        parquet.write_table(rows, place / f"part-{part}.parquet")
+    assert ids_in(folder, "occurrences") == []
+    storage.append_staged("occurrences", 3)
+    storage.append_staged("occurrences", 3)
+    found = DeltaTable(folder.path("occurrences")).to_pyarrow_table().to_pylist()
+    assert sorted((one["message_id"], one["day"], one["batch"]) for one in found) == [
+        ("m-0", YESTERDAY, 3),
+        ("m-1", TODAY, 3),
+    ]
+    storage.drop_batch("occurrences", 3)
+    assert ids_in(folder, "occurrences") == []
+
+
+class Streams:
+    """Streams in memory, in place of those of a broker: a message for each offset.
+
+    Attributes:
+        end: the offset after the last message of each stream.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, end: int) -> None:
+        self.end = end
+        monkeypatch.setattr(audit_run, "StreamLogs", lambda _: nullcontext())
+        monkeypatch.setattr(audit_run, "find_new_messages", self._find_new)
+        monkeypatch.setattr(audit_run, "FactReader", StoredFacts)
+        monkeypatch.setattr(audit_run, "read_schedule_log", lambda *_, **__: None)
+
+    def _find_new(self, _: object, streams: Sequence[str], known: Mapping[str, int], **__: object) -> NewMessages:
+        return NewMessages(begin={one: known.get(one, 0) for one in streams}, end=dict.fromkeys(streams, self.end))
+
+
+class StoredFacts:
+    """Facts of such a stream."""
+
+    def __init__(self, *, source: str, **_: object) -> None:
+        self.source = source
+
+    def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
+        schema, tables = fact_schema(self.source), TABLES_BY_SOURCE[self.source]
+        for offset in range(wanted.start, wanted.end):
+            name = f"m-{offset}" if self.source == "scheduled" else f"m-{offset // 2}"
+            table = tables[offset % len(tables)]
+            more = {"offset": offset, "endpoint": "shop", "kind": "parked", "exception": "E", "group": "g"}
+            row = facts(table, name, days=((YESTERDAY, TODAY)[offset % 3 == 0],), **more).to_pylist()[0]
+            full = {one: row.get(one) for one in schema.names} | {TABLE_COLUMN: table}
+            yield from pa.Table.from_pylist([full], schema=schema).to_batches()
+
+
+class InterruptingFiles(KillingFiles):
+    """Interrupts the process instead of killing it."""
+
+    def change(self) -> None:
+        if self.left <= 0:
+            raise KeyboardInterrupt
+        self.left -= 1
+
+
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+@pytest.mark.parametrize("interruptions", [4, pytest.param(60, marks=pytest.mark.long)])
+def test_an_interrupted_round_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: TableFormat, interruptions: int
+) -> None:
+    """Before a change of a file or a table, in a round that continues an interrupted one."""
+    streams = Streams(monkeypatch, end=8)
+    sources = Sources(
+        url="amqp://localhost", scheduled={"s": "clock"}, delivered={"d": "clock"}, events=("e",), batch_rows=5
+    )
+
+    def run_once(place: Path, left: int) -> int:
+        """Run a round with this number of changes. Returns how many it made."""
+        folder = Folder(str(place), table_format=table_format)
+        files = InterruptingFiles(folder.files, left)
+        folder.begin()
+        # Locked before, because a lock in a file would outlast the interruption.
+        with folder.lock(), monkeypatch.context() as patched:
+            folder.files = fs.PyFileSystem(files)
+            for owner, name in DELTA_TRANSACTIONS:
+                patched.setattr(owner, name, files.counted(getattr(owner, name)))
+            run(None, sources, folder)
+        return left - files.left
+
+    for name in ("whole", "audit"):
+        run_once(tmp_path / name, 1_000_000)
+    streams.end = 20
+    changes = run_once(tmp_path / "whole", 1_000_000)
+    assert changes > 30
+    chance = random.Random(interruptions)
+    for left in sorted(chance.sample(range(changes), min(interruptions, changes))):
+        with suppress(KeyboardInterrupt):
+            run_once(tmp_path / "audit", left)
+    run_once(tmp_path / "audit", 1_000_000)
+    folder = Folder(str(tmp_path / "audit"))
+    assert contents(folder) == contents(Folder(str(tmp_path / "whole")))
+    assert (folder.notes(), bool(folder.unfinished_work())) == ([], False)
+    assert len(ids_in(folder, "scheduled")) == 20
+
+
+def test_many_rounds_leave_few_files(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of facts, of a computed table, and of the logs of both."""
+    monkeypatch.setattr(delta_storage, "RETENTION", timedelta(0))
+    for owner, name in (
+        (delta_storage, "CHECKPOINT_INTERVAL"),
+        (delta_storage, "VACUUM_FILES"),
+        (merging, "MAX_BATCHES"),
+    ):
+        monkeypatch.setattr(owner, name, 3)
+    storage, tables = open_storage(folder), ("scheduled", "delivered")
+    counts = []
+    for batch in range(24):
+        rows = facts("scheduled", f"m-{batch:02}")
+        storage.append(rows, "scheduled", batch)
+        storage.replace_days(facts("delivered", f"m-{batch:02}"), "delivered", {TODAY}, batch=batch)
+        storage.compact({TODAY})
+        counts.append([len(list(Path(folder.path(name)).rglob("*"))) for name in tables])
+    assert ids_in(folder, "scheduled") == [f"m-{batch:02}" for batch in range(24)]
+    assert ids_in(folder, "delivered") == ["m-23"]
+    for some in zip(*counts, strict=True):
+        assert max(some[12:]) <= max(some[:12]) < 30
+
+
+def test_readers_take_the_newest_version_of_each_table(folder: Folder, tmp_path: Path) -> None:
+    """The folder still has the files of earlier versions."""
+    audit_twice(folder)
+    assert len(list(Path(folder.path("messages")).rglob("*.parquet"))) > len(
+        DeltaTable(folder.path("messages")).file_uris()
+    )
+    with small_tables(folder.place) as tables:
+        messages = tables.rows(f"select count(*) as number from {tables.names['messages']}")
+        assert messages == [{"number": 6}]
+        assert tables.rows(f'select sum("count") as number from {tables.names["pending"]}') == [{"number": 4}]
+    empty = new_folder(tmp_path / "empty")
+    SmallAudit(empty).refresh([], now=NOON)
+    with small_tables(empty.place) as tables:
+        assert {name: tables.rows(f"select * from {tables.names[name]}") for name in tables.names} == {
+            "pending": [],
+            "failures": [],
+        }
+    with fact_tables(folder) as replayed:
+        assert [one["message_id"] for one in replayed.failures()] == ["b"]
+
+
+def test_another_format_than_that_of_the_folder_is_refused(tmp_path: Path) -> None:
+    for own, other in (("parquet", "delta"), ("delta", "parquet")):
+        place = tmp_path / own
+        new_folder(place, own)  # type: ignore[arg-type]  # a literal
+        with pytest.raises(InvalidInputError, match=f"has tables of the format {own}, not {other}: leave"):
+            new_folder(place, other)  # type: ignore[arg-type]  # a literal
+        again = Folder(str(place))
+        again.begin()
+        assert again.table_format == own
+    assert json.loads((tmp_path / "parquet" / "_state" / "audit.json").read_bytes()) == {"version": 3}
+    # Releases of bide without Delta tables refuse all versions but 2 and 3.
+    head = tmp_path / "delta" / "_state" / "audit.json"
+    assert json.loads(head.read_bytes()) == {"version": 4, "format": "delta"}
+    head.write_text('{"version": 5, "format": "lance"}')
+    with pytest.raises(InvalidInputError, match="has an audit of version 5, but this bide writes version 3, or 4 with"):
+        Folder(str(tmp_path / "delta")).begin()
+
+
+def test_spark_and_uris_are_refused(folder: Folder, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidInputError, match=r"Spark writes Parquet tables only, .* delta: run it"):
+        run(object(), Sources(url="amqp://localhost"), folder)  # type: ignore[arg-type]  # it is not used
+    with pytest.raises(InvalidInputError, match="Delta tables need a folder on this machine: give a path"):
+        Folder("s3://audits/shop", table_format="delta")
+    # deltalake panics at some characters of a path.
+    for character in "[]^|\\%\t":
+        with pytest.raises(InvalidInputError, match=r"^Delta tables cannot be in .*: name another folder$"):
+            Folder(f"/audits/a{character}b", table_format="delta")
+
+
+def test_a_missing_package_is_named(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    audit_twice(folder)
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    advice = "Delta tables need the package deltalake: pip install 'bide[delta]'"
+    with pytest.raises(InvalidInputError, match=r"pip install 'bide\[delta\]'"):
+        run(None, Sources(url="amqp://localhost"), folder)
+    new = tmp_path / "new"
+    for command in (
+        ("audit", "--into", str(new), "--format", "delta"),
+        ("report", folder.place, "--out", str(tmp_path / "report.html")),
+    ):
+        assert cli.run(["pipeline", *command]) == 2
+        assert advice in capsys.readouterr().err
+    assert not new.exists()
