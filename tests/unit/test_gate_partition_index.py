@@ -82,6 +82,13 @@ def schedule(number: int, *, key: str = KEY, due: int = 5_000, size: int = 10) -
     )
 
 
+def wait_for_checkpoint() -> None:
+    """Wait until no checkpoint is under way. Until then nothing is committed."""
+    for thread in threading.enumerate():
+        if thread.name == CHECKPOINT_THREAD:
+            thread.join()
+
+
 class Clock:
     """A monotonic clock that a test sets."""
 
@@ -319,6 +326,7 @@ async def test_batches_are_committed_every_five_seconds_in_the_thread(tmp_path: 
         before = thread.calls
         await index.apply([schedule(number)], is_leading=is_leading)
         found.append((thread.calls - before, committed(tmp_path / "index.db")))
+        wait_for_checkpoint()
     assert found == [(1, 0), (0, 0), (0, 0), (1, 3), (0, 3), (1, 5)]
     await index.close()
 
@@ -335,7 +343,6 @@ async def test_no_batch_is_committed_while_a_checkpoint_waits_for_the_disk(
             synced.wait()
         return connect(path)
 
-    monkeypatch.setattr(gate_index, "_CHECKPOINT_EVERY", 0.0)
     monkeypatch.setattr(gate_index, "_connect", connect_late)
     index = PartitionIndex(path, PARTITION, NAMES, "mine")
     await index.open()
@@ -344,9 +351,7 @@ async def test_no_batch_is_committed_while_a_checkpoint_waits_for_the_disk(
     await index.apply([schedule(1)], is_leading=True)
     assert committed(path) == 0
     synced.set()
-    for thread in threading.enumerate():
-        if thread.name == CHECKPOINT_THREAD:
-            thread.join()
+    wait_for_checkpoint()
     await index.apply([schedule(2)], is_leading=True)
     assert committed(path) == 2
     await index.close()

@@ -6,7 +6,6 @@ import fcntl
 import os
 import sqlite3
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -22,11 +21,8 @@ log = logger(__name__)
 _CACHE_KIB: Final = 32_768
 _SUFFIXES: Final = ("", "-wal", "-shm")
 
-_CHECKPOINT_EVERY: Final = 1.0
-"""Seconds between two checkpoints in the background."""
-
 _CHECKPOINT_PAGES: Final = 8000
-"""Pages of the write-ahead log at which a batch does a checkpoint itself, if the background does not keep up."""
+"""Pages of the write-ahead log at which a commit does a checkpoint itself, if the background does not keep up."""
 
 
 class ScheduleIndex:
@@ -91,7 +87,7 @@ class ScheduleIndex:
         if self._sql.in_transaction:
             self.state.flush()
             self._sql.execute("COMMIT")
-            self._checkpoints.step()
+            self._checkpoints.begin()
 
     @contextmanager
     def snapshot(self) -> Iterator[SqliteState]:
@@ -129,7 +125,6 @@ class _Checkpoints:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._at = time.monotonic() + _CHECKPOINT_EVERY
         self._thread: threading.Thread | None = None
 
     @property
@@ -137,14 +132,11 @@ class _Checkpoints:
         """Whether a checkpoint was begun and has not ended."""
         return self._thread is not None and self._thread.is_alive()
 
-    def step(self) -> None:
-        """Begin a checkpoint if it is time."""
-        now = time.monotonic()
-        if now < self._at or self.is_running:
-            return
-        self._at = now + _CHECKPOINT_EVERY
-        self._thread = threading.Thread(target=self._run, name="bide-gate-checkpoint")
-        self._thread.start()
+    def begin(self) -> None:
+        """Begin a checkpoint, unless one is under way."""
+        if not self.is_running:
+            self._thread = threading.Thread(target=self._run, name="bide-gate-checkpoint")
+            self._thread.start()
 
     def wait(self) -> None:
         """Wait for the checkpoint that was begun."""
