@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import shutil
@@ -132,6 +133,29 @@ def test_a_full_disk_has_no_space_until_its_repair(rabbitmq: Rabbitmq, tmp_path:
         assert node.pid != pid
         make_whole(cluster)
     assert str(tmp_path) not in Path("/proc/mounts").read_text()
+
+
+def test_a_member_that_a_full_disk_ended_for_good_is_replaced(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    with LocalCluster.start(
+        tmp_path / "cluster",
+        nodes=3,
+        disk_size=DISK_SIZE,
+        ephemeral=True,
+        home=rabbitmq.home,
+        chroot=rabbitmq.chroot,
+    ) as cluster:
+        node = cluster.nodes[1]
+        arguments = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 3}
+        for queue in ("orders", "mails"):
+            cluster.management.call("PUT", "queues", "/", queue, body={"durable": True, "arguments": arguments})
+        with FULL.inject(FaultSite(cluster=cluster, vhost="/", rng=random.Random(1), busy={2}), node):
+            [damaged] = [
+                one for one in (node.folder / "data").rglob("quorum/*/*/config") if '<<"orders">>' in one.read_text()
+            ]
+            damaged.write_bytes(b"")  # as Ra before 2.6.2 leaves it, if the member starts in this moment
+        members = json.loads(cluster.rabbitmqctl("list_queues", "--formatter", "json", "name", "online"))
+        names = sorted(one.name for one in cluster.nodes)
+        assert {one["name"]: sorted(one["online"]) for one in members} == {"orders": names, "mails": names}
 
 
 def test_what_a_killed_run_leaves_behind_is_cleaned_up(rabbitmq: Rabbitmq, tmp_path: Path, state: Path) -> None:

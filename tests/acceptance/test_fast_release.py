@@ -23,12 +23,17 @@ from tests.timeouts import TIMEOUT
 
 PAGE = Path(__file__).parents[2] / "docs" / "delays.md"
 SMALL = ("--max-delay", "1s", "--resolution", "500ms")
+SMALL_CLOCK = bide.Clock(max_delay="1s", resolution="500ms")
 MESSAGES = 40
 
 _UNDER_WAY = (
     '{ok, Q} = rabbit_amqqueue:lookup(rabbit_misc:r(<<"/">>, queue, <<"held">>)), '
     "{ok, {_, Overview}, _} = ra:local_query(amqqueue:get_pid(Q), fun rabbit_fifo:overview/1), "
     "maps:get(num_discard_checked_out, Overview)."
+)
+_LOSE_WORKER = (
+    'Worker = spawn(fun() -> ok end), Queue = list_to_existing_atom("%2F_bide.v1.s1"), '
+    "{ok, ok, _} = ra:process_command({Queue, node()}, rabbit_fifo_dlx:make_checkout(Worker, 32))."
 )
 _WORKERS = "[erlang:pid_to_list(P) || {_, P, _, _} <- supervisor:which_children(rabbit_fifo_dlx_sup)]."
 
@@ -60,6 +65,13 @@ class Private:
         assert others == []
         return done.returncode, found["status"], found["text"]
 
+    def stuck(self) -> str:
+        """What is found about stuck messages."""
+        findings = json.loads(self.bide("delay", "verify", "--json", *SMALL).stdout)["findings"]
+        (text,) = [one["text"] for one in findings if one["check"] == "stuck messages"]
+        assert isinstance(text, str)
+        return text
+
     def run(self, line: str) -> str:
         """A command of the page, on this broker."""
         program, *arguments = shlex.split(line)
@@ -82,6 +94,12 @@ def private(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> Ite
         done = started.bide("delay", "apply", *SMALL)
         assert done.returncode == 0, done.stderr
         yield started
+
+
+def receive(client: bide.SyncClient, queue: str) -> None:
+    """Receive a message and acknowledge it."""
+    with client.consume(queue, timeout=timedelta(seconds=TIMEOUT)) as messages:
+        next(iter(messages)).ack()
 
 
 def commands() -> tuple[str, str]:
@@ -107,6 +125,23 @@ def test_verify_shows_the_dead_letter_prefetch_and_warns_when_it_is_low(private:
     )
     private.run(sets)
     assert private.verified() == (0, "ok", "1000")
+
+
+@pytest.mark.long
+def test_new_dead_letter_workers_release_what_a_lost_one_holds(private: Private) -> None:
+    """If two leaders follow each other quickly, the worker of the first may take the place of the second's."""
+    _, replaces = commands()
+    with bide.connect_sync(private.broker.url, infrastructure=SMALL_CLOCK) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum("parcels")]))
+        client.publish(b"", to="parcels", delay="1s")
+        receive(client, "parcels")
+        private.broker.rabbitmqctl("eval", _LOSE_WORKER)
+        client.publish(b"", to="parcels", delay="1s")
+        wait_until(lambda: "1 message is stuck in 'bide.v1.s1'" in private.stuck(), what="verify reports it")
+        assert "as in docs/clusters.md" in private.stuck()
+        private.run(replaces)
+        receive(client, "parcels")
+    assert private.stuck() == "none"
 
 
 @pytest.mark.long

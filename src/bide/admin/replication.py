@@ -115,7 +115,11 @@ def _online_findings(queues: Mapping[str, FoundQueue], nodes: Mapping[str, bool]
     stopped = {name for name, one in degraded.items() if len(one.online) <= len(one.members or ()) // 2}
     where = sorted({node for one in degraded.values() for node in set(one.members or ()) - set(one.online)})
     down = [node for node in where if not nodes.get(node)]
-    way_out = f"start {listed(down)}" if down else "see the log of that node, and restart it"
+    way_out = (
+        f"start {listed(down)}"
+        if down
+        else "restart that node; a member that then does not start has to be replaced, as in docs/clusters.md"
+    )
     findings = []
     if stopped:
         text = f"{len(stopped)} of {len(queues)} queues have no majority of their members online"

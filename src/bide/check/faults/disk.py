@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO, Final
 
-from bide.check.faults.fault import Fault, FaultSite
-from bide.errors import InvalidInputError
+from bide.check.faults.fault import Fault, FaultSite, insist
+from bide.errors import InvalidInputError, LocalBrokerError
 from bide.local_broker import LocalBroker
 
 DISK_SIZE: Final = 1 << 30
@@ -18,13 +20,26 @@ DISK_SIZE: Final = 1 << 30
 _TOP_UP: Final = 0.02
 """Seconds after which space that the node has freed is taken again."""
 
+_START_SECONDS: Final = 10.0
+"""Seconds for the members of quorum queues to start after their node, and to elect leaders."""
+
+_REPLACE_WORKERS: Final = """
+    S = rabbit_fifo_dlx_sup,
+    [begin
+         Queue = element(2, sys:get_state(P)),
+         ok = supervisor:terminate_child(S, P),
+         {ok, _} = supervisor:start_child(S, [Queue])
+     end || {_, P, _, _} <- supervisor:which_children(S), is_pid(P)], ok.
+"""
+"""Erlang code that replaces the dead-letter workers of a node. The same is in docs/delays.md."""
+
 
 @contextmanager
 def _fill(site: FaultSite, node: LocalBroker) -> Iterator[str]:
     """Leave no space on the node's disk. The repair restarts the node when there is space again.
 
     The members of quorum queues on the node end, because they cannot write their log. RabbitMQ does not start them
-    again by itself (seen on 3.10), although the node goes on.
+    again by itself (seen on 3.10), although the node goes on. What does not start with the node either is replaced.
     """
     data = node.folder / "data"
     if not data.is_mount():
@@ -44,6 +59,58 @@ def _fill(site: FaultSite, node: LocalBroker) -> Iterator[str]:
             thread.join()
     path.unlink()
     node.restart()
+    _replace_members(site, node)
+    for one in {node, *(healthy for _, healthy in site.healthy_nodes())}:
+        _replace_workers(one)
+
+
+def _replace_members(site: FaultSite, node: LocalBroker) -> None:
+    """Replace the members of quorum queues that have not started with the node.
+
+    A member writes its configuration when it starts. Ra before 2.6.2 empties the old file first: if the disk is full,
+    the file stays empty, and the member never starts again. Of the other two members, one that asks for votes and one
+    that asks whether it would get them may then refuse each other without end (seen on 3.10), until one is restarted.
+    """
+    deadline = time.monotonic() + _START_SECONDS
+    while (lost := insist(lambda: _offline(site, node))) and time.monotonic() < deadline:
+        time.sleep(0.5)  # between two looks at members that start
+    for queue in lost:
+        _change_member(site, "delete_member", queue, node)
+        _change_member(site, "add_member", queue, node)
+
+
+def _change_member(site: FaultSite, command: str, queue: str, node: LocalBroker) -> None:
+    """Delete or add a member. If that fails for the want of a leader, restart the others in turn."""
+    arguments = (command, queue, node.name, "--vhost", site.vhost)
+    for _, other in site.healthy_nodes():
+        try:
+            site.running_node().rabbitmqctl(*arguments, tool="rabbitmq-queues")
+        except LocalBrokerError:
+            other.restart()
+        else:
+            return
+    insist(lambda: site.running_node().rabbitmqctl(*arguments, tool="rabbitmq-queues"))
+
+
+def _replace_workers(node: LocalBroker) -> None:
+    """Have the dead-letter workers of the node register with the leaders of their queues.
+
+    If two leaders follow each other quickly, the worker of the first may register with the second, in place of the
+    second's own worker (rabbitmq-server, pull request 16203). Then nothing leaves the queue after its delay.
+    """
+    insist(lambda: node.rabbitmqctl("eval", _REPLACE_WORKERS))
+
+
+def _offline(site: FaultSite, node: LocalBroker) -> list[str]:
+    """The quorum queues with a member on the node that does not run."""
+    queues = json.loads(
+        site.running_node().rabbitmqctl(
+            "list_queues", "--vhost", site.vhost, "--formatter", "json", "name", "members", "online"
+        )
+    )
+    return [
+        one["name"] for one in queues if node.name in (one["members"] or ()) and node.name not in (one["online"] or ())
+    ]
 
 
 def _keep_full(file: IO[bytes], ended: threading.Event) -> None:
