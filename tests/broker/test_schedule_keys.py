@@ -40,10 +40,19 @@ async def undeliverable(client: bide.Client, vhost: Vhost, number: int) -> Error
     return queue
 
 
+async def check_waits(client: bide.Client, made: bide.Scheduled) -> None:
+    """A schedule waits as it was made, and can be cancelled."""
+    found = await client.scheduled(made.key)
+    assert found is not None
+    assert (found.state, found.id, found.version, found.body) == ("waiting", made.id, made.version, b"next")
+    assert (await client.cancel(made.key)).outcome is bide.ScheduleOutcome.CANCELLED
+
+
 async def test_undeliverable_messages_are_found_by_key_and_sent_again(client: bide.Client, vhost: Vhost) -> None:
     made = await client.schedule(b"first", key="invoice:1", to="mail", delay="0s", headers={"mine": "1"})
     await client.schedule(b"second", key="invoice:2", to="gone", delay="0s")
     queue = await undeliverable(client, vhost, 2)
+    waiting = await client.schedule(b"next", key="invoice:1", to="mail", delay="1d")
     (found,) = [one async for one in queue.messages(Selection(key="invoice:1"))]
     assert (found.key, found.schedule_id, found.queue) == ("invoice:1", made.id, "mail")
     assert (found.reason, found.body) == ("undeliverable", b"first")
@@ -53,6 +62,7 @@ async def test_undeliverable_messages_are_found_by_key_and_sent_again(client: bi
     (message,) = await receive(client, "mail", 1)
     assert (message.body, message.headers) == (b"first", {"mine": "1"})
     assert (message.key, message.schedule_id) == ("invoice:1", made.id)
+    await check_waits(client, waiting)
     assert await queue.count(Selection(key="invoice:2")) == 1
 
 
@@ -88,14 +98,18 @@ async def test_only_undeliverable_queues_are_resent(client: bide.Client) -> None
         await resend(client, allow=["*"], queue="mail")
 
 
-async def test_a_parked_message_is_found_by_key_and_keeps_it_when_it_is_retried(
+async def test_a_retried_message_keeps_its_key_and_leaves_another_schedule_under_it_alone(
     client: bide.Client, vhost: Vhost
 ) -> None:
     recorder = Recorder()
     app = bide.Endpoint("reminders", retry=bide.Retry(immediate=0, delays=["100ms"]), observers=[recorder])
 
+    waiting: list[bide.Scheduled] = []
+
     @app.handler
     async def fail(message: bide.Message) -> None:
+        if not waiting:
+            waiting.append(await client.schedule(b"next", key="invoice:42", to="reminders", delay="1d"))
         raise RuntimeError(message.key)
 
     async with running(app, client, recorder):
@@ -108,3 +122,4 @@ async def test_a_parked_message_is_found_by_key_and_keeps_it_when_it_is_retried(
     assert (await queue.retry(Selection(key="invoice:42"))).done == 1
     (message,) = await receive(client, "reminders", 1)
     assert (message.key, message.schedule_id) == ("invoice:42", made.id)
+    await check_waits(client, waiting[0])
