@@ -160,3 +160,5 @@ async def test_the_span_of_a_delivery_links_to_that_of_the_schedule(
 async def test_observers_are_checked() -> None:
     with pytest.raises(InvalidInputError, match="give a list of"):
         bide.Gate(allow=["*"], state="unused", observers=[asyncio])  # type: ignore[list-item]  # wrong on purpose
+    with pytest.raises(InvalidInputError, match="because the schedule log is itself a stream"):
+        bide.Gate(allow=["*"], state="unused", observers=[bide.EventStream()])  # type: ignore[list-item]  # wrong on purpose

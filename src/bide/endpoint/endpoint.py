@@ -92,7 +92,8 @@ class Endpoint:
         drain: how long handlers may take to finish when the endpoint stops. Then they are cancelled, and their
             messages are requeued.
         gate: host a gate of the schedule log in this process, as :class:`bide.Gate`. It starts and stops with the
-            endpoint, and its errors end the endpoint.
+            endpoint, and its errors end the endpoint. Of the observers, those that are also a
+            :class:`bide.gate.GateObserver` observe it; :class:`bide.EventStream` is not.
         gate_allow: patterns of the targets that the gate delivers to, for all schedules on the broker: it may lead any
             partition, and messages for other targets go to the undeliverable queue. Required with ``gate=True``.
         gate_state: the folder for the gate's index, one for each process; None uses a temporary folder, so that each

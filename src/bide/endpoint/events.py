@@ -26,6 +26,8 @@ class EventStream(Observer):
     No event is lost with a process or a connection. If a process dies between the confirm and the ack, the event is
     written twice. If the stream refuses an event, the error is logged, and the message is settled.
 
+    Gates write no events: the schedule log is a stream of what happens to schedules.
+
     Args:
         name: the name of the stream.
         keep: the broker deletes segments older than this; only used if the stream does not exist yet.

@@ -64,6 +64,7 @@ class HostedGate:
                 allow=self._allow,
                 state=state,
                 declare=declare,
+                # The others, such as EventStream, observe only handlers: docs/schedules.md says so.
                 observers=[one for one in observers if isinstance(one, GateObserver)],
             )
             task = asyncio.create_task(gate.run())

@@ -193,6 +193,8 @@ def _checked_observers(observers: object) -> tuple[GateObserver, ...]:
     if not isinstance(observers, Sequence) or not all(isinstance(one, GateObserver) for one in given):
         raise InvalidInputError(
             f"observers={observers!r}: give a list of bide.gate.GateObserver, such as "
-            "[bide.observability.metrics.Metrics()]"
+            "[bide.observability.metrics.Metrics()]. A bide.EventStream is not one, because the schedule log is itself "
+            "a stream of what happens to schedules: read it with 'bide pipeline audit', and list what waits with "
+            "'bide schedule list'"
         )
     return given
