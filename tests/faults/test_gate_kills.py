@@ -16,7 +16,15 @@ from tests.timeouts import TIMEOUT
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 async def test_no_message_is_both_cancelled_and_delivered_or_neither(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
-    plan = Plan(seed=1, operations=3000, rate=60, client_kill_every=250, broker_kills=1, seconds=3 * TIMEOUT)
+    plan = Plan(
+        seed=1,
+        operations=3000,
+        rate=60,
+        gate_kill_every=180,
+        client_kill_every=250,
+        broker_kills=1,
+        seconds=3 * TIMEOUT,
+    )
     with rabbitmq.start(ephemeral=True) as broker, HistoryWriter(tmp_path / "history") as history:
         await Race(plan, broker, tmp_path, history).run()
     found = check(read_history(tmp_path / "history"))

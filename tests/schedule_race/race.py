@@ -35,8 +35,9 @@ class Plan:
     Attributes:
         rate: changes per second, at most.
         slots: changes at the same time, at most.
-        gate_kill_every: seconds, on average.
-        client_kill_every: requests of a client process, on average. A change has two requests.
+        gate_kill_every: answers of gates until one of them is killed, on average. A number of seconds would not let
+            gates take over on a busy machine.
+        client_kill_every: requests of a client process until it is killed, on average. A change has two requests.
         seconds: until it gives up.
     """
 
@@ -44,7 +45,7 @@ class Plan:
     operations: int
     rate: float = 300.0
     slots: int = 1000
-    gate_kill_every: float = 4.0
+    gate_kill_every: int = 900
     client_kill_every: int = 1000
     broker_kills: int = 3
     seconds: float = 3600.0
@@ -84,6 +85,7 @@ class Race:
             )
             for name in ("client1", "client2")
         ]
+        self._answers_to_kill = self._random_answers()
         self._aims = [0.0] * PARTITIONS
         self._received: set[str] = set()
         self._has_received = asyncio.Event()
@@ -110,10 +112,8 @@ class Race:
                 await self._client.schedule(b"first", key="first", to=QUEUE, delay="0s")
                 await self._until_received(1)
                 await asyncio.to_thread(flush_declarations, self._broker)
-                killing_gates = tasks.create_task(self._kill_gates())
                 clients = [tasks.create_task(one.run()) for one in self._clients]
                 await self._change_all()
-                killing_gates.cancel()
                 for task in clients:
                     task.cancel()
                 await asyncio.wait(clients)
@@ -161,8 +161,10 @@ class Race:
         else:
             change = await perform(self._client, task)
         self._history.add(change)
-        if change.outcome != "error" and change.what in ("cancel", "replace-if") and change.seconds < _PROMPT:
-            self._correct_aim(change)
+        if change.outcome != "error" and change.what in ("cancel", "replace-if"):  # a gate has answered
+            if change.seconds < _PROMPT:
+                self._correct_aim(change)
+            self._count_answer()
 
     def _correct_aim(self, change: Change) -> None:
         """Aim later after a change that was in time, and earlier after one that was not, so that half of them are."""
@@ -203,10 +205,14 @@ class Race:
     def _add_end(self, name: str, code: int | None) -> None:
         self._history.add(Kill(process=name, code=code))
 
-    async def _kill_gates(self) -> None:
-        while True:
-            await asyncio.sleep(self._plan.gate_kill_every * self._rng.uniform(0.5, 1.5))  # until the next kill
+    def _count_answer(self) -> None:
+        self._answers_to_kill -= 1
+        if self._answers_to_kill == 0:
+            self._answers_to_kill = self._random_answers()
             self._rng.choice(self._gates).kill()
+
+    def _random_answers(self) -> int:
+        return round(self._plan.gate_kill_every * self._rng.uniform(0.5, 1.5))
 
     async def _kill_broker(self) -> None:
         # In a short race, or on a busy machine, it is time for the next kill before the broker has started again.
