@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -219,4 +220,4 @@ class Race:
         async with self._broker_restarts:
             self._history.add(Kill(process="broker"))
             await asyncio.to_thread(self._broker.kill)
-            await asyncio.to_thread(self._broker.restart)
+            await asyncio.to_thread(self._broker.restart, timeout=timedelta(seconds=self._plan.seconds))
