@@ -85,7 +85,7 @@ soak: setup java ## kill Spark 500 times while it reads and writes (an hour; con
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 	@$(PYTHON_BIN) -m tests.soak $(SOAK)
 
-race: setup ## cancel and replace 200,000 schedules as they are delivered, and kill gates and the broker (RACE="--operations 5000")
+race: setup ## cancel and replace 200,000 schedules as they are delivered; kill gates, clients and broker (RACE="--operations 5000")
 	@env -u BIDE_URL scripts/install-rabbitmq.sh
 	@$(PYTHON_BIN) -m tests.schedule_race $(RACE)
 

@@ -48,7 +48,7 @@ def parsed() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.schedule_race",
-        description="Cancel and replace schedules at the moment of delivery, and kill gates and the broker.",
+        description="Cancel and replace schedules at the moment of delivery, and kill gates, clients and the broker.",
     )
     parser.add_argument("--operations", type=int, default=200_000, help="cancels and replaces (default 200,000)")
     parser.add_argument("--rate", type=float, default=300.0, help="of them per second, at most (default 300)")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import string
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Final
 
 from tests.schedule_race.history import Change, Event, Fate, Kill, LogSummary, Receipt, Start
 
@@ -15,7 +17,8 @@ class Findings:
 
     Attributes:
         outcomes: how many changes had each outcome.
-        gate_ends: exit codes of gates that ended by themselves.
+        kills: how many processes of a kind were killed.
+        ends: how many processes ended by themselves, by kind and exit code.
         violations: empty if every promise was kept.
     """
 
@@ -26,16 +29,18 @@ class Findings:
     delivered: int = 0
     delivered_again: int = 0
     redelivered: int = 0
-    gate_kills: int = 0
-    broker_kills: int = 0
-    gate_ends: Counter[int] = field(default_factory=Counter)
+    kills: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
     log: LogSummary = field(default_factory=lambda: LogSummary(records=0, claims=0, void_claims=0))
     violations: list[str] = field(default_factory=list)
 
     def lines(self) -> Iterator[str]:
         """The findings as text."""
-        outcomes, fates, log = self.outcomes, self.fates, self.log
-        yield f"seed {self.seed}: {sum(outcomes.values())} of {self.operations} changes at the moment of delivery"
+        outcomes, fates, kills, log = self.outcomes, self.fates, self.kills, self.log
+        unchanged, in_doubt = outcomes["schedule scheduled"], outcomes["schedule error"]
+        changes = outcomes.total() - unchanged - in_doubt
+        yield f"seed {self.seed}: {changes} of {self.operations} changes at the moment of delivery"
+        yield f"schedules whose client did not get to the change: {unchanged} confirmed, {in_doubt} in doubt"
         yield (
             f"cancels: {outcomes['cancel cancelled']} cancelled, {outcomes['cancel too-late']} too late, "
             f"{outcomes['cancel error']} in doubt"
@@ -53,9 +58,9 @@ class Findings:
             f"received: {self.delivered} messages, {self.delivered_again} of them delivered twice, {self.redelivered} "
             "redelivered by the queue"
         )
-        ends = ", ".join(f"{count} with exit code {code}" for code, count in sorted(self.gate_ends.items()))
-        yield f"kill -9: {self.gate_kills} of a gate, {self.broker_kills} of the broker"
-        yield f"gates that ended by themselves: {ends or 'none'}"
+        yield f"kill -9: {kills['gate']} of a gate, {kills['client']} of a client, {kills['broker']} of the broker"
+        ends = ", ".join(f"{count} of a {end}" for end, count in sorted(self.ends.items()))
+        yield f"processes that ended by themselves: {ends or 'none'}"
         yield f"violations: {len(self.violations)}"
 
 
@@ -68,6 +73,7 @@ def check(events: Iterable[Event]) -> Findings:
     found = Findings()
     changes: list[Change] = []
     fates: dict[str, Fate] = {}
+    lives: defaultdict[str, list[Fate]] = defaultdict(list)
     received: dict[str, Receipt] = {}
     for event in events:
         match event:
@@ -79,20 +85,20 @@ def check(events: Iterable[Event]) -> Findings:
             case Receipt():
                 _receive(found, received, event)
             case Kill():
-                if event.process == "broker":
-                    found.broker_kills += 1
-                elif event.code is None:
-                    found.gate_kills += 1
+                kind = event.process.rstrip(string.digits)
+                if event.code is None:
+                    found.kills[kind] += 1
                 else:
-                    found.gate_ends[event.code] += 1
+                    found.ends[f"{kind} with exit code {event.code}"] += 1
             case Fate():
                 fates[event.id] = event
+                lives[event.key].append(event)
                 found.fates[event.fate] += 1
             case LogSummary():
                 found.log = event
     found.delivered = len(received)
     for change in changes:
-        found.violations += _wrong_answer(change, received, fates)
+        found.violations += _wrong_answer(change, received, lives[change.key])
     found.violations += _wrong_log(fates, received)
     if len(changes) != found.operations:
         found.violations.append(f"{len(changes)} changes have a result, and {found.operations} were wanted")
@@ -111,32 +117,38 @@ def _receive(found: Findings, received: dict[str, Receipt], event: Receipt) -> N
         found.violations.append(f"{event.id} came with the bodies {before.body} and {event.body}")
 
 
-_EXPECTED = {
-    ("cancel", "cancelled"): (False, None),
-    ("cancel", "too-late"): (True, None),
-    ("replace-if", "scheduled"): (False, True),
-    ("replace-if", "changed"): (True, None),
-    ("replace", "scheduled"): (None, True),
+_CANCELLED, _DELIVERED = ("cancelled",), ("delivered",)
+_REPLACED, _BOTH = ("superseded", "delivered"), ("delivered", "delivered")
+_POSSIBLE: Final[dict[tuple[str, str], set[tuple[str, ...]]]] = {
+    ("schedule", "scheduled"): {_DELIVERED},
+    ("schedule", "error"): {(), _DELIVERED},
+    ("cancel", "cancelled"): {_CANCELLED},
+    ("cancel", "too-late"): {_DELIVERED},
+    ("cancel", "error"): {_CANCELLED, _DELIVERED},
+    ("replace-if", "scheduled"): {_REPLACED},
+    ("replace-if", "changed"): {_DELIVERED},
+    ("replace-if", "error"): {_REPLACED, _DELIVERED},
+    ("replace", "scheduled"): {_REPLACED, _BOTH},
+    ("replace", "error"): {_REPLACED, _BOTH, _DELIVERED},
 }
-"""Whether the first schedule and its replacement are received. None if the answer does not say."""
+"""How the schedules of a key may end, in the order of the log, by the last request and its outcome."""
 
 
-def _wrong_answer(change: Change, received: dict[str, Receipt], fates: dict[str, Fate]) -> Iterator[str]:
-    if change.outcome == "error":
+def _wrong_answer(change: Change, received: dict[str, Receipt], lives: list[Fate]) -> Iterator[str]:
+    about = f"{change.what} of {change.key}: {change.outcome}"
+    possible = _POSSIBLE.get((change.what, change.outcome))
+    if possible is None:
+        yield f"{about} is impossible"
         return
-    expected = _EXPECTED.get((change.what, change.outcome))
-    if expected is None:
-        yield f"{change.what} of {change.key}: {change.outcome} is impossible"
-        return
-    for schedule, is_expected in zip((change.first, change.second), expected, strict=True):
-        if is_expected is None:
+    for number, schedule in enumerate((change.first, change.second)):
+        if schedule is None:
             continue
-        assert schedule is not None
-        if (schedule in received) != is_expected:
-            seen = "not received" if is_expected else "received"
-            yield f"{change.what} of {change.key}: {change.outcome}, and {schedule} was {seen}"
-        if schedule not in fates:
-            yield f"{change.what} of {change.key}: {change.outcome}, and {schedule} is not in the log"
+        if (schedule in received) not in {ends[number] == "delivered" for ends in possible}:
+            yield f"{about}, and {schedule} was {'received' if schedule in received else 'not received'}"
+        if all(one.id != schedule for one in lives):
+            yield f"{about}, and {schedule} is not in the log"
+    if (ends := tuple(one.fate for one in lives)) not in possible:
+        yield f"{about}, and the log has the ends {', '.join(ends) or 'none'}"
 
 
 def _wrong_log(fates: dict[str, Fate], received: dict[str, Receipt]) -> Iterator[str]:

@@ -9,8 +9,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Literal, Self
 
-What = Literal["cancel", "replace", "replace-if"]
-"""``replace`` is unconditional; ``replace-if`` names the version to replace, and has an answer."""
+What = Literal["schedule", "cancel", "replace", "replace-if"]
+"""``replace`` is unconditional; ``replace-if`` names the version to replace, and has an answer.
+
+``schedule`` made a schedule, or is in doubt, and no change of that schedule was requested.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +26,14 @@ class Start:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A cancel or a replace, with its result.
+    """The last request for a key, with its result.
 
     Attributes:
-        first: the id of the schedule that it is aimed at; None if that schedule was in doubt.
-        second: the id of the schedule that it made; None if it made none, or is in doubt.
-        outcome: the value of the ``ScheduleOutcome``, or ``error``.
-        error: of a schedule, cancel or replace that raised one. Only the log says what it did.
+        first: the id of the schedule that it is aimed at, or that ``schedule`` made; None if that schedule is in doubt.
+        second: the id of the schedule that a replace made; None if it made none, or is in doubt.
+        outcome: the value of the ``ScheduleOutcome``, or ``error``: no answer. Only the log says what the request did.
+        error: of a request that raised one; None if it was answered, or if the client was killed before it was.
+        seconds: until the answer.
     """
 
     what: What
@@ -38,6 +42,7 @@ class Change:
     second: str | None = None
     outcome: str = "error"
     error: str | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +65,8 @@ class Kill:
     """A process that was killed with SIGKILL, or that ended by itself.
 
     Attributes:
-        code: the exit code of a gate that ended by itself; None for one that was killed.
+        process: its name: ``broker``, or ``gate`` or ``client`` and a number.
+        code: the exit code of a process that ended by itself; None for one that was killed.
     """
 
     process: str
@@ -101,6 +107,17 @@ Event = Start | Change | Receipt | Kill | Fate | LogSummary
 _KINDS: Final[dict[str, type[Event]]] = {one.__name__: one for one in (Start, Change, Receipt, Kill, Fate, LogSummary)}
 
 
+def to_line(event: Event) -> str:
+    """An event as a line of a history."""
+    return json.dumps([type(event).__name__, asdict(event)])
+
+
+def from_line(line: str | bytes) -> Event:
+    """The event in a line of a history."""
+    kind, values = json.loads(line)
+    return _KINDS[kind](**values)
+
+
 class HistoryWriter:
     """Writes a history, so that it need not be kept in memory."""
 
@@ -109,7 +126,7 @@ class HistoryWriter:
 
     def add(self, event: Event) -> None:
         """Write an event."""
-        self._file.write(json.dumps([type(event).__name__, asdict(event)]) + "\n")
+        self._file.write(to_line(event) + "\n")
 
     def __enter__(self) -> Self:
         return self
@@ -124,5 +141,4 @@ def read_history(path: Path) -> Iterator[Event]:
     """The events of a history."""
     with path.open() as file:
         for line in file:
-            kind, values = json.loads(line)
-            yield _KINDS[kind](**values)
+            yield from_line(line)

@@ -1,34 +1,32 @@
-"""Cancels and replaces at the moment of delivery, while gates and the broker are killed."""
+"""Changes of schedules at the moment of delivery, with gates, clients and broker killed."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 import bide
-from bide import Queue, ScheduleOutcome, Topology
+from bide import Queue, Topology
 from bide.check.processes import CommandProcess
 from bide.durations import to_milliseconds
-from bide.errors import BideError
 from bide.local_broker import LocalBroker
 from bide.schedules.names import PARTITIONS, partition_of
-from tests.schedule_race.history import Change, HistoryWriter, Kill, Receipt, Start, What
+from tests.schedule_race.client import ANSWER_TIMEOUT, QUEUE, Task, perform
+from tests.schedule_race.client_process import ClientProcess
+from tests.schedule_race.history import Change, HistoryWriter, Kill, Receipt, Start
 from tests.schedule_race.log import ReadLog
 from tests.support import flush_declarations
 
-_QUEUE: Final = "reminders"
 _SPREAD: Final = 0.01
 """Seconds around the moment that is aimed at."""
 _STEP: Final = 0.001
 _AIMS: Final = (-0.1, 0.3)
 _PROMPT: Final = 0.5
 """Seconds. An answer that takes longer says nothing about the aim: no gate led the partition."""
-_ANSWER_TIMEOUT: Final = timedelta(minutes=3)
-"""Longer than the broker takes to start again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +36,9 @@ class Plan:
     Attributes:
         rate: changes per second, at most.
         slots: changes at the same time, at most.
-        gate_kill_every: seconds, on average.
+        gate_kill_every: answers of gates until one of them is killed, on average. A number of seconds would not let
+            gates take over on a busy machine.
+        client_kill_every: requests of a client process until it is killed, on average. A change has two requests.
         seconds: until it gives up.
     """
 
@@ -46,7 +46,8 @@ class Plan:
     operations: int
     rate: float = 300.0
     slots: int = 1000
-    gate_kill_every: float = 4.0
+    gate_kill_every: int = 900
+    client_kill_every: int = 1000
     broker_kills: int = 3
     seconds: float = 3600.0
 
@@ -56,7 +57,7 @@ class Race:
 
     Args:
         broker: that may be killed.
-        folder: for the indexes of gates.
+        folder: for the indexes of gates, and for logs.
     """
 
     def __init__(self, plan: Plan, broker: LocalBroker, folder: Path, history: HistoryWriter) -> None:
@@ -70,10 +71,22 @@ class Race:
                 ["gate", "--state", str(folder / name), "--allow", "*"],
                 broker.url,
                 folder,
-                lambda name, code: history.add(Kill(process=name, code=code)),
+                self._add_end,
             )
             for name in ("gate1", "gate2")
         ]
+        self._clients = [
+            ClientProcess(
+                name,
+                broker.url,
+                folder,
+                requests=plan.client_kill_every,
+                rng=random.Random(self._rng.random()),
+                on_end=self._add_end,
+            )
+            for name in ("client1", "client2")
+        ]
+        self._answers_to_kill = self._random_answers()
         self._aims = [0.0] * PARTITIONS
         self._received: set[str] = set()
         self._has_received = asyncio.Event()
@@ -91,18 +104,21 @@ class Race:
         try:
             async with (
                 asyncio.timeout(self._plan.seconds),
-                bide.connect(self._broker.url, timeout=_ANSWER_TIMEOUT) as self._client,
+                bide.connect(self._broker.url, timeout=ANSWER_TIMEOUT) as self._client,
                 asyncio.TaskGroup() as tasks,
             ):
-                await self._client.declare(Topology(queues=[Queue.quorum(_QUEUE)]))
+                await self._client.declare(Topology(queues=[Queue.quorum(QUEUE)]))
                 receiving = tasks.create_task(self._receive())
                 gates = [tasks.create_task(one.run()) for one in self._gates]
-                await self._client.schedule(b"first", key="first", to=_QUEUE, delay="0s")
+                await self._client.schedule(b"first", key="first", to=QUEUE, delay="0s")
                 await self._until_received(1)
                 await asyncio.to_thread(flush_declarations, self._broker)
-                killing_gates = tasks.create_task(self._kill_gates())
+                clients = [tasks.create_task(one.run()) for one in self._clients]
                 await self._change_all()
-                killing_gates.cancel()
+                for task in clients:
+                    task.cancel()
+                await asyncio.wait(clients)
+                await self._until_disconnected()
                 await log.read(self._broker.url)
                 await self._until_received(len(log.delivered))
                 for one in self._gates:
@@ -114,7 +130,7 @@ class Race:
                 self._history.add(fate)
             self._history.add(log.summary())
 
-    # -- the client
+    # -- clients
 
     async def _change_all(self) -> None:
         loop, slots = asyncio.get_running_loop(), asyncio.Semaphore(self._plan.slots)
@@ -133,42 +149,32 @@ class Race:
 
     async def _race(self, number: int) -> None:
         key, rng = f"k{number}", self._rng
-        what: What = rng.choice(("cancel", "cancel", "replace", "replace-if"))
-        first: str | None = None
-        try:
-            made = await self._client.schedule(f"{key}/1", key=key, to=_QUEUE, delay=f"{rng.uniform(0.5, 1.5):.3f}s")
-            first = made.id
-            assert made.due_time is not None
-            aim = made.due_time.timestamp() + self._aims[partition_of(key)] + rng.uniform(-_SPREAD, _SPREAD)
-            await asyncio.sleep(aim - datetime.now(UTC).timestamp())  # the moment to change it
-            begun = asyncio.get_running_loop().time()
-            second: str | None = None
-            if what == "cancel":
-                outcome = (await self._client.cancel(key)).outcome
-            else:
-                replaced = await self._client.schedule(
-                    f"{key}/2",
-                    key=key,
-                    to=_QUEUE,
-                    delay=f"{rng.uniform(0, 0.5):.3f}s",
-                    if_version=made.version if what == "replace-if" else None,
-                )
-                outcome, second = replaced.outcome, replaced.id
-        except BideError as error:
-            self._history.add(Change(what=what, key=key, first=first, error=repr(error)))
-            return
-        self._history.add(Change(what=what, key=key, first=first, second=second, outcome=outcome.value))
-        if what != "replace" and asyncio.get_running_loop().time() - begun < _PROMPT:
-            self._correct_aim(key, outcome)
+        task = Task(
+            what=rng.choice(("cancel", "cancel", "replace", "replace-if")),
+            key=key,
+            delay=rng.uniform(0.5, 1.5),
+            replacement_delay=rng.uniform(0, 0.5),
+            offset=self._aims[partition_of(key)] + rng.uniform(-_SPREAD, _SPREAD),
+        )
+        # The client of the race makes every second change: it is never killed, so that it gets an answer.
+        if number % 2:
+            change = await self._clients[number // 2 % len(self._clients)].perform(task)
+        else:
+            change = await perform(self._client, task)
+        self._history.add(change)
+        if change.outcome != "error" and change.what in ("cancel", "replace-if"):  # a gate has answered
+            if change.seconds < _PROMPT:
+                self._correct_aim(change)
+            self._count_answer()
 
-    def _correct_aim(self, key: str, outcome: ScheduleOutcome) -> None:
+    def _correct_aim(self, change: Change) -> None:
         """Aim later after a change that was in time, and earlier after one that was not, so that half of them are."""
-        is_late = outcome in (ScheduleOutcome.TOO_LATE, ScheduleOutcome.CHANGED)
-        partition, (earliest, latest) = partition_of(key), _AIMS
+        is_late = change.outcome in ("too-late", "changed")
+        partition, (earliest, latest) = partition_of(change.key), _AIMS
         self._aims[partition] = min(max(self._aims[partition] + (-_STEP if is_late else _STEP), earliest), latest)
 
     async def _receive(self) -> None:
-        async with self._client.consume(_QUEUE, prefetch=500) as messages:
+        async with self._client.consume(QUEUE, prefetch=500) as messages:
             async for message in messages:
                 await message.ack()
                 assert message.schedule_id is not None
@@ -187,16 +193,31 @@ class Race:
             self._has_received.clear()
             await self._has_received.wait()
 
+    async def _until_disconnected(self) -> None:
+        """Wait until the broker has read all that killed clients sent, so that the end of the log does not move."""
+        names = [one.name for one in self._clients]
+        while True:
+            connections = await asyncio.to_thread(self._broker.rabbitmqctl, "list_connections", "client_properties")
+            if not any(one in connections for one in names):
+                return
+
     # -- faults
 
-    async def _kill_gates(self) -> None:
-        while True:
-            await asyncio.sleep(self._plan.gate_kill_every * self._rng.uniform(0.5, 1.5))  # until the next kill
+    def _add_end(self, name: str, code: int | None) -> None:
+        self._history.add(Kill(process=name, code=code))
+
+    def _count_answer(self) -> None:
+        self._answers_to_kill -= 1
+        if self._answers_to_kill == 0:
+            self._answers_to_kill = self._random_answers()
             self._rng.choice(self._gates).kill()
+
+    def _random_answers(self) -> int:
+        return round(self._plan.gate_kill_every * self._rng.uniform(0.5, 1.5))
 
     async def _kill_broker(self) -> None:
         # In a short race, or on a busy machine, it is time for the next kill before the broker has started again.
         async with self._broker_restarts:
             self._history.add(Kill(process="broker"))
             await asyncio.to_thread(self._broker.kill)
-            await asyncio.to_thread(self._broker.restart)
+            await asyncio.to_thread(self._broker.restart, timeout=timedelta(seconds=self._plan.seconds))

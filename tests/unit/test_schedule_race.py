@@ -37,6 +37,9 @@ def violations(*events: Event) -> list[str]:
     return check([Start(seed=1, operations=1), *events]).violations
 
 
+UNKNOWN = Change(what="schedule", key="k")
+"""A schedule in doubt."""
+
 RIGHT: dict[str, list[Event]] = {
     "cancelled": [change("cancel", "cancelled"), fate("a", "cancelled")],
     "too late to cancel": [change("cancel", "too-late"), fate("a", "delivered"), receipt("a")],
@@ -54,7 +57,24 @@ RIGHT: dict[str, list[Event]] = {
         *(fate("a", "delivered"), fate("b", "delivered"), receipt("a"), receipt("b")),
     ],
     "delivered twice": [change("cancel", "too-late"), fate("a", "delivered"), receipt("a"), receipt("a")],
-    "in doubt": [Change(what="cancel", key="k", first="a", error="NoGateAnswerError()"), fate("a", "cancelled")],
+    "a cancel in doubt had an error": [
+        Change(what="cancel", key="k", first="a", error="NoGateAnswerError()"),
+        fate("a", "cancelled"),
+    ],
+    "a cancel in doubt came late": [change("cancel", "error"), fate("a", "delivered"), receipt("a")],
+    "a replace in doubt was in time": [
+        change("replace-if", "error"),
+        *(fate("a", "superseded"), fate("b", "delivered"), receipt("b")),
+    ],
+    "a replace in doubt came late": [change("replace-if", "error"), fate("a", "delivered"), receipt("a")],
+    "a replace in doubt is not in the log": [change("replace", "error"), fate("a", "delivered"), receipt("a")],
+    "a replace in doubt was behind the first": [
+        change("replace", "error"),
+        *(fate("a", "delivered"), fate("b", "delivered"), receipt("a"), receipt("b")),
+    ],
+    "a schedule in doubt is not in the log": [UNKNOWN],
+    "a schedule in doubt was made": [UNKNOWN, fate("a", "delivered"), receipt("a")],
+    "the client was killed before the change": [change("schedule", "scheduled"), fate("a", "delivered"), receipt("a")],
 }
 
 WRONG: dict[str, tuple[list[Event], str]] = {
@@ -101,6 +121,47 @@ WRONG: dict[str, tuple[list[Event], str]] = {
         "came with the bodies a and x",
     ),
     "unknown": ([change("cancel", "cancelled"), fate("a", "cancelled"), receipt("c")], "c was received, and is not in"),
+    "a cancel in doubt cancelled and delivered": (
+        [change("cancel", "error"), fate("a", "cancelled"), receipt("a")],
+        "cancelled by the log, and was received",
+    ),
+    "a cancel in doubt did neither": (
+        [change("cancel", "error"), fate("a", "delivered")],
+        "delivered by the log, and was not received",
+    ),
+    "a cancel in doubt lost the schedule": ([change("cancel", "error")], "a is not in the log"),
+    "a cancel in doubt made a schedule": (
+        [change("cancel", "error"), fate("a", "superseded"), fate("b", "delivered"), receipt("b")],
+        "the log has the ends superseded, delivered",
+    ),
+    "a conditional replace in doubt did both": (
+        [
+            change("replace-if", "error"),
+            *(fate("a", "delivered"), fate("b", "delivered"), receipt("a"), receipt("b")),
+        ],
+        "the log has the ends delivered, delivered",
+    ),
+    "a replace in doubt did neither": ([change("replace", "error"), fate("a", "superseded")], "the ends superseded"),
+    "a replace in doubt was made twice": (
+        [
+            change("replace", "error"),
+            *(fate("a", "superseded"), fate("b", "delivered"), fate("c", "delivered"), receipt("b"), receipt("c")),
+        ],
+        "the log has the ends superseded, delivered, delivered",
+    ),
+    "a replace in doubt came early": (
+        [change("replace", "error"), fate("a", "superseded"), fate("b", "delivered"), receipt("b", at=98)],
+        "b was received 2 ms early",
+    ),
+    "a schedule in doubt was made twice": (
+        [UNKNOWN, fate("a", "delivered"), fate("b", "delivered"), receipt("a"), receipt("b")],
+        "the log has the ends delivered, delivered",
+    ),
+    "a change that was never requested": (
+        [change("schedule", "scheduled"), fate("a", "cancelled")],
+        "the log has the ends cancelled",
+    ),
+    "a schedule of a killed client was lost": ([change("schedule", "scheduled")], "a was not received"),
     "no result": ([fate("a", "delivered"), receipt("a")], "0 changes have a result, and 1 were wanted"),
 }
 
@@ -125,6 +186,7 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
         receipt("b", is_redelivered=True),
         Kill(process="gate1"),
         Kill(process="gate2", code=1),
+        Kill(process="client2"),
         Kill(process="broker"),
         fate("b", "delivered"),
         LogSummary(records=9, claims=3, void_claims=1),
@@ -136,5 +198,5 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     lines = list(check(read_history(tmp_path / "history")).lines())
     assert "seed 7: 1 of 2 changes at the moment of delivery" in lines
     assert "received: 1 messages, 1 of them delivered twice, 1 redelivered by the queue" in lines
-    assert "kill -9: 1 of a gate, 1 of the broker" in lines
-    assert "gates that ended by themselves: 1 with exit code 1" in lines
+    assert "kill -9: 1 of a gate, 1 of a client, 1 of the broker" in lines
+    assert "processes that ended by themselves: 1 of a gate with exit code 1" in lines
