@@ -194,7 +194,6 @@ def _checked_observers(observers: object) -> tuple[GateObserver, ...]:
         raise InvalidInputError(
             f"observers={observers!r}: give a list of bide.gate.GateObserver, such as "
             "[bide.observability.metrics.Metrics()]. A bide.EventStream is not one, because the schedule log is itself "
-            "a stream of what happens to schedules: read it with 'bide pipeline audit', and list what waits with "
-            "'bide schedule list'"
+            "a stream of what happens to schedules, see docs/observability.md; client.list_scheduled() lists what waits"
         )
     return given
