@@ -51,9 +51,8 @@ async def perform(client: bide.Client, task: Task, report: Callable[[Change], No
         made = await client.schedule(f"{task.key}/1", key=task.key, to=QUEUE, delay=f"{task.delay:.3f}s")
         report(replace(known, first=made.id, outcome=made.outcome.value))
         assert made.due_time is not None
-        await asyncio.sleep(
-            (made.due_time - datetime.now(UTC)).total_seconds() + task.offset
-        )  # the moment to change it
+        rest = made.due_time - datetime.now(UTC)
+        await asyncio.sleep(rest.total_seconds() + task.offset)  # the moment to change it
         known = Change(what=task.what, key=task.key, first=made.id)
         report(known)
         begun = asyncio.get_running_loop().time()
@@ -87,10 +86,7 @@ async def main() -> None:
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     async with bide.connect(timeout=ANSWER_TIMEOUT, wait=ANSWER_TIMEOUT) as client, asyncio.TaskGroup() as tasks:
         async for line in reader:
-            # A line is flushed before the request that it announces is sent: it survives a kill.
-            tasks.create_task(
-                perform(client, Task(**json.loads(line)), lambda known: print(to_line(known), flush=True))
-            )
+            tasks.create_task(perform(client, Task(**json.loads(line)), report))
 
 
 if __name__ == "__main__":
