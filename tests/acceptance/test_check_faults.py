@@ -125,15 +125,15 @@ def test_a_wrong_clock_of_a_node_makes_messages_early_by_its_step_at_most(
     assert verdict.earliest_by_clock <= 20 * SECOND
 
 
+def cluster_with_disks(rabbitmq: Rabbitmq, folder: Path, *, nodes: int) -> LocalCluster:
+    """Start a cluster whose nodes have a disk each. It is a context manager, which ends it."""
+    return LocalCluster.start(
+        folder, nodes=nodes, disk_size=DISK_SIZE, ephemeral=True, home=rabbitmq.home, chroot=rabbitmq.chroot
+    )
+
+
 def test_a_full_disk_has_no_space_until_its_repair(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
-    with LocalCluster.start(
-        tmp_path / "cluster",
-        nodes=2,
-        disk_size=DISK_SIZE,
-        ephemeral=True,
-        home=rabbitmq.home,
-        chroot=rabbitmq.chroot,
-    ) as cluster:
+    with cluster_with_disks(rabbitmq, tmp_path / "cluster", nodes=2) as cluster:
         node = cluster.nodes[1]
         pid, data = node.pid, node.folder / "data"
         with FULL.inject(FaultSite(cluster=cluster, vhost="/", rng=random.Random(1)), node) as what:
@@ -150,14 +150,7 @@ def test_a_full_disk_has_no_space_until_its_repair(rabbitmq: Rabbitmq, tmp_path:
 
 
 def test_a_member_that_a_full_disk_ended_for_good_is_replaced(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
-    with LocalCluster.start(
-        tmp_path / "cluster",
-        nodes=3,
-        disk_size=DISK_SIZE,
-        ephemeral=True,
-        home=rabbitmq.home,
-        chroot=rabbitmq.chroot,
-    ) as cluster:
+    with cluster_with_disks(rabbitmq, tmp_path / "cluster", nodes=3) as cluster:
         node = cluster.nodes[1]
         arguments = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 3}
         for queue in ("orders", "mails"):

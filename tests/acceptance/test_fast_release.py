@@ -55,22 +55,25 @@ class Private:
         command = [sys.executable, "-m", "bide", *arguments]
         return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=TIMEOUT, check=False)
 
-    def verified(self) -> tuple[int, str, str]:
-        """The exit code; and of the prefetch, the status and the text."""
+    def verify(self) -> tuple[int, dict[str, dict[str, str]]]:
+        """The exit code, and the findings by check."""
         done = self.bide("delay", "verify", "--json", *SMALL)
         assert not done.stderr, done.stderr
-        report = json.loads(done.stdout)
-        (found,) = [one for one in report["findings"] if one["check"] == "dead-letter prefetch"]
-        others = [one for one in report["findings"] if one is not found and one["status"] != "ok"]
-        assert others == []
-        return done.returncode, found["status"], found["text"]
+        findings = json.loads(done.stdout)["findings"]
+        by_check = {one["check"]: one for one in findings}
+        assert len(by_check) == len(findings)
+        return done.returncode, by_check
+
+    def verified(self) -> tuple[int, str, str]:
+        """The exit code; and of the prefetch, the status and the text."""
+        code, findings = self.verify()
+        found = findings.pop("dead-letter prefetch")
+        assert [one for one in findings.values() if one["status"] != "ok"] == []
+        return code, found["status"], found["text"]
 
     def stuck(self) -> str:
         """What is found about stuck messages."""
-        findings = json.loads(self.bide("delay", "verify", "--json", *SMALL).stdout)["findings"]
-        (text,) = [one["text"] for one in findings if one["check"] == "stuck messages"]
-        assert isinstance(text, str)
-        return text
+        return self.verify()[1]["stuck messages"]["text"]
 
     def run(self, line: str) -> str:
         """A command of the page, on this broker."""
