@@ -52,6 +52,9 @@ class Program:
         )
         try:
             printed, errors = await asyncio.wait_for(process.communicate(), TIMEOUT)
+        except TimeoutError as error:
+            error.add_note(f"{shlex.join(arguments)[:200]} did not end")
+            raise
         finally:
             if process.returncode is None:
                 process.kill()

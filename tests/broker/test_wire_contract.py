@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shlex
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,19 @@ async def test_bide_and_the_program_schedule_and_cancel_by_key(program: Program,
         )
         assert received["received"] >= received["due"]
         assert await ready_at(vhost.url, "reminders") == 0
+
+
+@pytest.mark.long
+async def test_the_program_in_go_does_not_miss_a_confirm_that_comes_at_once(vhost: Vhost, tmp_path: Path) -> None:
+    program = built("go", tmp_path)
+    # Each write returns late, so that the confirm is there before the client library goes on.
+    tracing = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=write", "-e", "inject=write:delay_exit=50000"]
+    slow = replace(program, command=[*tracing, *program.command])
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders")]))
+        await client.schedule(b"declares the log", key="k", to="reminders", delay="1h")
+    printed = await slow.run(vhost.url, "schedule", "k", json.dumps({"queue": "reminders"}), "3600000", "x")
+    assert printed.startswith("scheduled, version ")
 
 
 async def test_the_program_repeats_a_cancel_until_a_gate_answers(vhost: Vhost, tmp_path: Path) -> None:

@@ -106,7 +106,9 @@ func delay(connection *amqp.Connection, arguments []string) error {
 type confirmingChannel struct {
 	*amqp.Channel
 	release  string
+	confirms chan amqp.Confirmation
 	returned chan amqp.Return
+	closed   chan *amqp.Error
 }
 
 func openConfirming(connection *amqp.Connection) (*confirmingChannel, error) {
@@ -115,8 +117,14 @@ func openConfirming(connection *amqp.Connection) (*confirmingChannel, error) {
 		return nil, err
 	}
 	release, _ := connection.Properties["version"].(string)
-	returned := channel.NotifyReturn(make(chan amqp.Return, 1))
-	return &confirmingChannel{channel, release, returned}, channel.Confirm(false)
+	return &confirmingChannel{
+		Channel: channel,
+		release: release,
+		// With room for the confirms of repeated messages that come too late: a full one would block the connection.
+		confirms: channel.NotifyPublish(make(chan amqp.Confirmation, timeout/repeatAfter)),
+		returned: channel.NotifyReturn(make(chan amqp.Return, 1)),
+		closed:   channel.NotifyClose(make(chan *amqp.Error, 1)),
+	}, channel.Confirm(false)
 }
 
 // publishDelayed publishes a message with the headers, priority and expiration of the first argument, and the body and the
@@ -163,25 +171,29 @@ func (c *confirmingChannel) publishDelayed(given message, publishing amqp.Publis
 var errNotConfirmed = errors.New("the broker has not confirmed the message")
 
 // publishConfirmed publishes a message and waits until the broker has it. A message without a queue is an error.
+//
+// It does not use PublishWithDeferredConfirm, which before release 1.8.0 misses a confirm that comes at once
+// (rabbitmq/amqp091-go, issue 182).
 func (c *confirmingChannel) publishConfirmed(
 	exchange, routingKey string, publishing amqp.Publishing, limit time.Duration,
 ) error {
-	closed := c.NotifyClose(make(chan *amqp.Error, 1))
-	confirm, err := c.PublishWithDeferredConfirm(exchange, routingKey, true, false, publishing)
-	if err != nil {
+	number := c.GetNextPublishSeqNo()
+	if err := c.Publish(exchange, routingKey, true, false, publishing); err != nil {
 		return err
 	}
-	confirmed := make(chan bool, 1)
-	go func() { confirmed <- confirm.Wait() }()
-	select {
-	case isAccepted := <-confirmed:
-		if !isAccepted {
-			return fmt.Errorf("the broker refused the message for %s %s", exchange, routingKey)
+	confirm, isOpen := amqp.Confirmation{}, true
+	for late := time.After(limit); isOpen && confirm.DeliveryTag < number; {
+		select {
+		case confirm, isOpen = <-c.confirms:
+		case <-late:
+			return errNotConfirmed
 		}
-	case reason := <-closed:
-		return fmt.Errorf("the broker closed the channel: %v", reason)
-	case <-time.After(limit):
-		return errNotConfirmed
+	}
+	if !isOpen {
+		return fmt.Errorf("the broker closed the channel: %v", <-c.closed)
+	}
+	if !confirm.Ack {
+		return fmt.Errorf("the broker refused the message for %s %s", exchange, routingKey)
 	}
 	select {
 	case <-c.returned: // the broker returns a message before it confirms it
