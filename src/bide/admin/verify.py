@@ -286,8 +286,8 @@ async def _check_stuck(
         second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
     problems = [
         f"{quantity(count, 'message is', 'messages are')} stuck in {name!r} after the due time: check whether the "
-        "target is bound, and whether it is full. The broker tries again within three minutes. If it does not, replace "
-        "the dead-letter workers as in docs/clusters.md"
+        "target is bound, and whether it is full. The broker tries again within three minutes. If it does not, restart "
+        "a node or replace the dead-letter workers, as in docs/clusters.md"
         for name, count in second.items()
         if count
     ]

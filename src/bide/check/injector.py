@@ -10,7 +10,7 @@ from bide.check.faults.fault import FaultSite
 from bide.check.history import HistoryWriter, InjectedFault
 from bide.check.plan import CheckPlan, PlannedFault
 from bide.check.reference_clock import ReferenceClock
-from bide.check.site import make_whole
+from bide.check.repair import make_whole
 from bide.local_broker import LocalBroker
 
 SETTLE_SECONDS: Final = 40

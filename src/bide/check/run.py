@@ -22,6 +22,7 @@ from bide.check.history import UNDELIVERABLE, HistoryWriter, RunRecord, next_run
 from bide.check.injector import Injector
 from bide.check.plan import FAULTS, WORKLOADS, CheckPlan
 from bide.check.recorder import Recorder
+from bide.check.repair import replace_dead_letter_workers
 from bide.check.site import VHOST
 from bide.check.workloads.base import PREFETCH, CheckWorkload, Stage
 from bide.client.client import Client, connect
@@ -33,6 +34,10 @@ from bide.schedules.names import ScheduleNames
 _RESOLUTION: Final = "50ms"
 _LEAST: Final = timedelta(seconds=5)
 """The least ``max_delay`` of the run's ``Clock``: longer than the delays of the workload ``retries``."""
+
+_STUCK_SECONDS: Final = 90.0
+"""Seconds after which messages that have not arrived are stuck. A node that was killed last starts meanwhile, and a
+private broker resends an unconfirmed dead letter after 20 s."""
 
 _STRAY_SECONDS: Final = 3.0
 """Seconds to wait for unwanted copies, in addition to the longest delay, after everything has arrived."""
@@ -211,11 +216,24 @@ class _CheckRun:
 
     async def _drain(self) -> None:
         """Wait for messages that have to arrive, and then for unwanted copies."""
+        step = max((FAULTS[name].clock_step for name in self._plan.faults), default=0.0)
         with suppress(TimeoutError):
-            step = max((FAULTS[name].clock_step for name in self._plan.faults), default=0.0)
             async with asyncio.timeout(self._plan.patience.total_seconds() + step):
-                await self._recorder.until_complete()
+                try:
+                    async with asyncio.timeout(_STUCK_SECONDS + step):
+                        await self._recorder.until_complete()
+                except TimeoutError:
+                    await self._release_stuck()
+                    await self._recorder.until_complete()
         await asyncio.sleep(self._plan.longest.total_seconds() + _STRAY_SECONDS)  # unwanted copies arrive meanwhile
+
+    async def _release_stuck(self) -> None:
+        """Do what docs/clusters.md advises for messages that stay in a delay queue."""
+        if not isinstance(self._cluster, ForeignCluster):
+            await asyncio.to_thread(replace_dead_letter_workers, self._cluster)
+            self._on_event(
+                f"replaced the dead-letter workers, because {self._recorder.missing:,} messages did not arrive"
+            )
 
     async def _receive_undeliverable(self, client: Client, queue: str) -> None:
         async with client.consume(queue, prefetch=PREFETCH) as messages:

@@ -7,10 +7,8 @@ import json
 import os
 import secrets
 import shutil
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +16,7 @@ from bide.check.faults.broker import POLICY, limits_of, set_limits
 from bide.check.faults.clock import faketime
 from bide.check.faults.disk import DISK_SIZE
 from bide.check.faults.fault import Cluster
+from bide.check.repair import make_whole
 from bide.errors import InvalidInputError, LocalBrokerError, ManagementApiError
 from bide.local_broker import LocalBroker, LocalCluster, default_folder
 from bide.local_broker.cluster import attach
@@ -29,11 +28,6 @@ VHOST: Final = "bide-check"
 _LOCK: Final = "lock"
 _CLUSTER: Final = "cluster"
 _TARGET: Final = "cluster.json"
-_POLL_SECONDS: Final = 0.5
-"""Seconds between two checks of the nodes."""
-
-_RESTART_AFTER: Final = 60.0
-"""Seconds after which a node that does not see the others is restarted."""
 
 
 class OneNode:
@@ -210,31 +204,3 @@ def _restore(cluster: LocalCluster, limits: Mapping[str, Sequence[str]]) -> None
         node.management.call("DELETE", "policies", VHOST, POLICY)
     with suppress(ManagementApiError):
         node.delete_vhost(VHOST)
-
-
-def make_whole(cluster: Cluster, *, timeout: timedelta = timedelta(minutes=5)) -> None:
-    """Wait until each node sees all others. Restart nodes that do not, as an operator does after a partition.
-
-    Raises:
-        LocalBrokerError: the nodes did not become one cluster in time.
-    """
-    begun = time.monotonic()
-    restart_at = begun + _RESTART_AFTER
-    while apart := [node for node in cluster.nodes if not _sees(node, len(cluster.nodes))]:
-        now = time.monotonic()
-        if now >= begun + timeout.total_seconds():
-            raise LocalBrokerError(
-                f"the nodes of the cluster in {cluster.folder} did not find each other within "
-                f"{timeout.total_seconds():g} s: read their logs"
-            )
-        if now >= restart_at:
-            apart[-1].restart()
-            restart_at = time.monotonic() + _RESTART_AFTER
-        time.sleep(_POLL_SECONDS)  # no event reports that a node sees the others
-
-
-def _sees(node: LocalBroker, count: int) -> bool:
-    with suppress(ManagementApiError):
-        found = node.management.call("GET", "nodes")
-        return [one["running"] for one in found] == [True] * count and not any(one.get("partitions") for one in found)
-    return False

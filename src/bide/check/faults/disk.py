@@ -23,16 +23,6 @@ _TOP_UP: Final = 0.02
 _START_SECONDS: Final = 10.0
 """Seconds for the members of quorum queues to start after their node, and to elect leaders."""
 
-_REPLACE_WORKERS: Final = """
-    S = rabbit_fifo_dlx_sup,
-    [begin
-         Queue = element(2, sys:get_state(P)),
-         ok = supervisor:terminate_child(S, P),
-         {ok, _} = supervisor:start_child(S, [Queue])
-     end || {_, P, _, _} <- supervisor:which_children(S), is_pid(P)], ok.
-"""
-"""Erlang code that replaces the dead-letter workers of a node. The same is in docs/delays.md."""
-
 
 @contextmanager
 def _fill(site: FaultSite, node: LocalBroker) -> Iterator[str]:
@@ -60,8 +50,6 @@ def _fill(site: FaultSite, node: LocalBroker) -> Iterator[str]:
     path.unlink()
     node.restart()
     _replace_members(site, node)
-    for one in {node, *(healthy for _, healthy in site.healthy_nodes())}:
-        _replace_workers(one)
 
 
 def _replace_members(site: FaultSite, node: LocalBroker) -> None:
@@ -90,15 +78,6 @@ def _change_member(site: FaultSite, command: str, queue: str, node: LocalBroker)
         else:
             return
     insist(lambda: site.running_node().rabbitmqctl(*arguments, tool="rabbitmq-queues"))
-
-
-def _replace_workers(node: LocalBroker) -> None:
-    """Have the dead-letter workers of the node register with the leaders of their queues.
-
-    If two leaders follow each other quickly, the worker of the first may register with the second, in place of the
-    second's own worker (rabbitmq-server, pull request 16203). Then nothing leaves the queue after its delay.
-    """
-    insist(lambda: node.rabbitmqctl("eval", _REPLACE_WORKERS))
 
 
 def _offline(site: FaultSite, node: LocalBroker) -> list[str]:
