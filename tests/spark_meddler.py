@@ -83,7 +83,7 @@ def main(folder: Path, broker: LocalBroker) -> None:
         workloads=("spark",),
         duration=timedelta(seconds=10),
         rate=20,
-        longest=timedelta(seconds=10),
+        longest=timedelta(seconds=20),  # longer than a write takes on a busy machine
         patience=timedelta(seconds=20),  # for rows that were lost
     )
     try:

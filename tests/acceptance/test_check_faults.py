@@ -16,13 +16,11 @@ from pathlib import Path
 
 import pytest
 
-import bide
 import bide.check.plan
 import bide.check.run
 from bide.check.faults.clock import step_of
 from bide.check.faults.disk import DISK_SIZE, FULL
 from bide.check.faults.fault import FaultSite
-from bide.check.faults.nodes import KILL
 from bide.check.judgement import Verdict, judge
 from bide.check.plan import FAULTS, CheckPlan
 from bide.check.repair import make_whole
@@ -166,40 +164,6 @@ def test_a_member_that_a_full_disk_ended_for_good_is_replaced(rabbitmq: Rabbitmq
         members = json.loads(cluster.rabbitmqctl("list_queues", "--formatter", "json", "name", "online"))
         names = sorted(one.name for one in cluster.nodes)
         assert {one["name"]: sorted(one["online"]) for one in members} == {"orders": names, "mails": names}
-
-
-def test_a_delay_queue_that_was_declared_while_a_node_was_down_works_under_a_leader_there(
-    rabbitmq: Rabbitmq, tmp_path: Path
-) -> None:
-    with LocalCluster.start(
-        tmp_path / "cluster", nodes=3, ephemeral=True, home=rabbitmq.home, chroot=rabbitmq.chroot
-    ) as cluster:
-        node, other, _ = cluster.nodes
-        delay = bide.Queue(
-            "delay",
-            arguments={
-                "x-queue-type": "quorum",
-                "x-message-ttl": 100,
-                "x-dead-letter-exchange": "",
-                "x-dead-letter-routing-key": "orders",
-                "x-dead-letter-strategy": "at-least-once",
-                "x-overflow": "reject-publish",
-            },
-        )
-        with bide.connect_sync(other.url) as client:
-            client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
-            with KILL.inject(FaultSite(cluster=cluster, vhost="/", rng=random.Random(1), busy={1}), node):
-                client.declare(bide.Topology(queues=[delay]), external=["orders"])
-            make_whole(cluster)
-            pid = node.pid
-            make_whole(cluster)
-            assert node.pid == pid  # one restart was enough
-            move = f"(catch ra:transfer_leadership({{'%2F_delay', '{other.name}'}}, {{'%2F_delay', '{node.name}'}})), "
-            move += "element(2, ra_leaderboard:lookup_leader('%2F_delay'))."
-            wait_until(lambda: node.name in other.rabbitmqctl("eval", move), what="the node leads the queue")
-            client.publish(b"one", to="delay")
-            with client.consume("orders", timeout=timedelta(seconds=TIMEOUT)) as messages:
-                assert next(messages).body == b"one"
 
 
 def test_what_a_killed_run_leaves_behind_is_cleaned_up(rabbitmq: Rabbitmq, tmp_path: Path, state: Path) -> None:

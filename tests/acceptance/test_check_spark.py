@@ -34,7 +34,7 @@ def run(*arguments: str | Path, state: Path) -> str:
         timeout=900,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stderr + done.stdout
     return done.stdout
 
 

@@ -32,31 +32,9 @@ _REPLACE_WORKERS: Final = """
 def make_whole(cluster: Cluster, *, timeout: timedelta = timedelta(minutes=5)) -> None:
     """Wait until each node sees all others. Restart nodes that do not, as an operator does after a partition.
 
-    A node on which members of quorum queues do not answer clients is restarted as well. RabbitMQ before 3.12.11 starts
-    a member like this if the node was down or cut off when the queue was declared (rabbitmq-server, pull request
-    10034), and as it should be at the next start of the node.
-
     Raises:
         LocalBrokerError: the nodes did not become one cluster in time.
     """
-    _wait_for_each_other(cluster, timeout)
-    if mute := [node for node in cluster.nodes if _has_mute_members(node)]:
-        for node in mute:
-            node.restart()
-        _wait_for_each_other(cluster, timeout)
-
-
-def replace_dead_letter_workers(cluster: Cluster) -> None:
-    """Have the dead-letter workers of all nodes register with the leaders of their queues.
-
-    If two leaders follow each other quickly, the worker of the first may register with the second, in place of the
-    second's own worker (rabbitmq-server, pull request 16203). Then nothing leaves the queue after its delay.
-    """
-    for node in cluster.nodes:
-        insist(partial(node.rabbitmqctl, "eval", _REPLACE_WORKERS))
-
-
-def _wait_for_each_other(cluster: Cluster, timeout: timedelta) -> None:
     begun = time.monotonic()
     restart_at = begun + _RESTART_AFTER
     while apart := [node for node in cluster.nodes if not _sees(node, len(cluster.nodes))]:
@@ -72,17 +50,18 @@ def _wait_for_each_other(cluster: Cluster, timeout: timedelta) -> None:
         time.sleep(_POLL_SECONDS)  # no event reports that a node sees the others
 
 
+def replace_dead_letter_workers(cluster: Cluster) -> None:
+    """Have the dead-letter workers of all nodes register with the leaders of their queues.
+
+    If two leaders follow each other quickly, the worker of the first may register with the second, in place of the
+    second's own worker (rabbitmq-server, pull request 16203). Then nothing leaves the queue after its delay.
+    """
+    for node in cluster.nodes:
+        insist(partial(node.rabbitmqctl, "eval", _REPLACE_WORKERS))
+
+
 def _sees(node: LocalBroker, count: int) -> bool:
     with suppress(ManagementApiError):
         found = node.management.call("GET", "nodes")
         return [one["running"] for one in found] == [True] * count and not any(one.get("partitions") for one in found)
-    return False
-
-
-def _has_mute_members(node: LocalBroker) -> bool:
-    for path in (node.folder / "data").rglob("quorum/*/*/config"):
-        with suppress(FileNotFoundError):  # its queue was deleted
-            text = path.read_text(encoding="utf-8", errors="replace")
-            if text and "ra_event_formatter" not in text:
-                return True
     return False

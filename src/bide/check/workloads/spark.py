@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, ClassVar, Final
 
 from bide.check.recorder import Draft
@@ -104,7 +104,17 @@ class SparkWorkload(CheckWorkload):
         with spark_errors(sending=True):
             self._session.sparkContext.setJobGroup(group, "bide check")
             table = self.table(messages).repartition(_TASKS)
-            table.write.format("rabbitmq").mode("append").option("url", self.stage.url).save()
+            table.write.format("rabbitmq").mode("append").options(**self._options()).save()
+
+    def _options(self) -> dict[str, str]:
+        """The options of the sink: the delay queues of the run, which it has declared in advance."""
+        clock, millisecond = self.stage.infrastructure, timedelta(milliseconds=1)
+        return {
+            "url": self.stage.url,
+            "maxDelay": f"{clock.max_delay // millisecond}ms",
+            "resolution": f"{clock.resolution // millisecond}ms",
+            "declare": "false",
+        }
 
     def table(self, messages: Sequence[Message]) -> DataFrame:
         """The rows of a write."""
