@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -221,7 +222,7 @@ async def test_a_question_without_a_gate_is_an_error(log: Vhost) -> None:
     assert all("no gate has answered" in str(one) for one in answers)
 
 
-async def test_a_client_warns_once_without_a_gate(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_client_warns_without_a_gate(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
     async with bide.connect(vhost.url) as client:
         with caplog.at_level(logging.WARNING, "bide"):
             for _ in range(3):
@@ -387,6 +388,24 @@ async def test_a_user_without_permissions_is_refused(
         async with bide.connect(broker.vhost_url(log.name, user="limited", password="secret")) as client:
             refusal = await _refusal(client.schedule(key="k", to="q", delay="1d"))
             assert type(refusal) is (type(None) if error is None else error)
+    finally:
+        broker.delete_user("limited")
+
+
+async def test_write_permission_is_enough_for_the_warning(
+    log: Vhost, broker: LocalBroker, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The permission of docs/schedules.md; RabbitMQ 4.2.6 and 4.3.0 required another one."""
+    write = r"^bide\.v1\.schedule(\.[0-7]\.queries)?$"
+    assert f"`{write}`" in (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    broker.add_user("limited", "secret")
+    broker.set_permissions(log.name, "limited", configure="^$", write=write, read="^$")
+    try:
+        async with bide.connect(broker.vhost_url(log.name, user="limited", password="secret")) as client:
+            with caplog.at_level(logging.WARNING, "bide"):
+                await client.schedule(key="k", to="q", delay="1d")
+        (warning,) = caplog.records
+        assert warning.message.startswith("no gate reads the queue bide.v1.schedule.")
     finally:
         broker.delete_user("limited")
 

@@ -11,12 +11,12 @@ from bide.admin.schedule_log import declare_schedule_log, ensure_schedule_log
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.client.channel_closure import ChannelClosure
+from bide.client.gate_check import GateCheck
 from bide.client.publisher import Publisher
 from bide.client.schedule_channel import ScheduleChannel
 from bide.client.schedule_request import ScheduleRequest
 from bide.client.schedule_room import ScheduleRoom
 from bide.errors import (
-    AccessRefusedError,
     BideError,
     ConnectionLostError,
     InvalidInputError,
@@ -36,7 +36,6 @@ from bide.schedules.names import PARTITIONS, ScheduleNames
 from bide.schedules.questions import QuestionAnswer, ScheduleQuestion, decode_question_answer, encode_question
 from bide.schedules.records import AddSchedule, Operation
 from bide.schedules.requests import RequestId
-from bide.topology import Queue
 
 log = logger(__name__)
 
@@ -95,7 +94,7 @@ class ScheduleRequests:
         self._opening = asyncio.Lock()
         self._is_missing = False
         self._is_checked = False
-        self._has_warned = False
+        self._gate_check = GateCheck(names)
         self._size_limit: int | None = None
 
     async def append(
@@ -168,8 +167,7 @@ class ScheduleRequests:
         link = await self._open(connection)
         await connection.writable()
         await self._rooms[partition].take(link.channel, size)
-        if not self._has_warned:
-            await self._warn_without_gate(connection, partition)
+        await self._gate_check.check(connection, partition)
 
     def report_missing(self) -> bool:
         """Let parts of the log that were deleted be declared again; returns whether that is allowed."""
@@ -248,8 +246,8 @@ class ScheduleRequests:
             request.confirms.add(confirm)
             request.reason = "the broker has not confirmed it"
             await self._wait(request, link)
-            if not request.answer.done() and not self._has_warned:
-                await self._warn_without_gate(connection, request.partition)
+            if not request.answer.done():
+                await self._gate_check.check(connection, request.partition)
         except BideError as error:
             if request.is_done:
                 log.debug("looking for a gate failed: %s", error)
@@ -345,21 +343,6 @@ class ScheduleRequests:
         elif not self._is_checked:
             await ensure_schedule_log(connection, self.names, declare=self._declare)
         self._is_checked, self._is_missing = True, False
-
-    async def _warn_without_gate(self, connection: Connection, partition: int) -> None:
-        """Look once for a gate: when the first schedule is confirmed, or the first answer does not come."""
-        self._has_warned = True
-        queue = self.names.queries(partition)
-        async with await connection.channel() as channel:
-            try:
-                found = await channel.declare_queue(Queue(queue), passive=True)
-            except AccessRefusedError as error:
-                log.debug("it is not known whether a gate is running: %s", error)
-                return
-        if not found.consumer_count:
-            log.warning(
-                "no gate reads the queue %s: schedules wait until a gate is running (bide.Gate, or 'bide gate')", queue
-            )
 
 
 def check_header_size(what: str, header_size: int, frame_max: int) -> None:
