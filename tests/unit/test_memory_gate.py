@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from datetime import timedelta
+from unittest.mock import patch
 
 import pytest
 
@@ -13,7 +14,8 @@ import bide.testing
 from bide import ScheduleOutcome
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.errors import BideError, InvalidInputError
+from bide.client.schedule_requests import ScheduleRequests
+from bide.errors import BideError, InvalidInputError, NoGateAnswerError, ScheduleLogError
 from bide.gate.delivery_queue import CROWDED
 from bide.schedules.names import MAX_RESERVATIONS, ScheduleNames, partition_of
 from bide.testing import MemoryBroker
@@ -213,6 +215,16 @@ async def test_the_error_of_a_filter_that_ended_in_some_partitions_only_says_wha
             await client.cancel_scheduled(prefix="")
     assert f"7 of 8 partitions answered: cancelled {len(others)} (" in str(caught.value)
     assert all(repr(one) in str(caught.value) for one in others)
+
+
+async def test_the_error_of_a_filter_says_that_other_partitions_have_recorded_it(b: MemoryBroker) -> None:
+    async def append(self: ScheduleRequests, partition: int, *_: object, **__: object) -> None:
+        raise ScheduleLogError("no room") if partition == 3 else NoGateAnswerError("recorded")
+
+    async with b.connect() as client:
+        with patch.object(ScheduleRequests, "append", append), pytest.raises(ScheduleLogError) as caught:
+            await client.cancel_scheduled(prefix="")
+    assert str(caught.value) == "no room; 7 of 8 partitions will do it when a gate reads it"
 
 
 # Thousands of schedules; the claims of a gate do not depend on the release, so one of them is enough by default.

@@ -123,8 +123,12 @@ class Schedules:
             return FilterResult.of(answers)
         # Prefer an error other than a missing answer, because it names a cause.
         error = next((one for one in errors if not isinstance(one, NoGateAnswerError)), errors[0])
-        if answers and isinstance(error, BideError):
-            error.args = (f"{error}; {_partly_done(answers)}", *error.args[1:])
+        if isinstance(error, BideError):
+            parts = [_partly_done(answers)] if answers else []
+            unanswered = sum(isinstance(one, NoGateAnswerError) for one in errors)
+            if unanswered and not isinstance(error, NoGateAnswerError):
+                parts.append(f"{unanswered} of {PARTITIONS} partitions will do it when a gate reads it")
+            error.args = ("; ".join((str(error), *parts)), *error.args[1:])
         raise error
 
     async def append(self, record: Operation, what: str) -> ScheduleAnswer:
