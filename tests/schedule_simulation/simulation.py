@@ -10,6 +10,7 @@ model reads the whole history of the log, and what the consumers of the targets 
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import secrets
@@ -27,16 +28,19 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import bide
+import bide.client.gate_check
 import bide.client.schedule_room
 import bide.gate.log_follower
 import bide.gate.log_reader
 import bide.gate.partition_session
 import bide.gate.room
 import bide.gate.worker
+from bide.client.publish_result import PublishResult
 from bide.client.schedule_requests import ScheduleRequests
 from bide.errors import (
     BideError,
     BrokerUnreachableError,
+    BulkInDoubtError,
     ConnectionLostError,
     NoGateAnswerError,
     PublishError,
@@ -134,6 +138,8 @@ class Simulation:
         self.is_aimed = seed % 5 == 4 and not self.is_small
         if self.is_aimed:
             self.span, self.pause = 0.3, 0.02
+        # Every tenth history schedules in bulk and moves by filter, too. The others draw as they did without that.
+        self.has_bulk = seed % 10 == 3
         self.trouble = rng.choice((0.0, 0.0002, 0.001, 0.005))
         self.is_recurring = rng.random() < 0.15 and not self.is_small
         # How often a connection breaks just when it carries something that matters.
@@ -319,6 +325,11 @@ class Simulation:
         if what == "forge":
             await (self.world.forge(rng) if rng.random() < 0.5 else self.world.stray(rng))
             return
+        if self.has_bulk and what in ("schedule", "move", "filter") and rng.random() < 0.3:
+            what = "bulk" if what == "schedule" else "move_filter"
+        if what == "bulk":
+            await self.call_bulk(client, rng, name)
+            return
         delay = rng.random() * self.span
         if self.is_small and rng.random() < 0.01:
             # These wait for so long that retention removes their records, and nothing replaces what a gate has missed.
@@ -376,6 +387,9 @@ class Simulation:
                     operation.result = await client.cancel_scheduled(
                         prefix=key, due_before=until if rng.random() < 0.7 else None
                     )
+                case "move_filter":
+                    since = client.now() if rng.random() < 0.3 else None
+                    operation.result = await client.move_scheduled(prefix=key, due_from=since, delay=delay)
                 case "look":
                     operation.result = await client.scheduled(key)
                 case _:
@@ -390,6 +404,47 @@ class Simulation:
         operation.ended = len(self.world.history)
         if isinstance(operation.result, bide.Scheduled) and operation.result.version is not None:
             self.versions.append(operation.result.version)
+
+    async def call_bulk(self, client: bide.Client, rng: random.Random, name: str) -> None:
+        """Schedule several messages at once. Each is an operation."""
+        messages = [
+            bide.OutgoingSchedule(
+                f"{name}.{place} ".ljust(self.body_size),
+                key=rng.choice(self.keys),
+                to=rng.choice(self.targets),
+                delay=f"{rng.random() * self.span:.3f}s",
+            )
+            for place in range(rng.choice((1, 3) if self.is_small else (1, 3, 20)))
+        ]
+        begun, results = len(self.world.history), list[PublishResult]()
+        requests = list[str]()
+        REQUESTS.set(requests)
+        try:
+            async for one in client.publish_many(messages):
+                results.append(one)
+        except BulkInDoubtError as error:
+            results += [*error.in_doubt, *error.unsent]
+        except BideError as error:
+            self.problems.append(f"a bulk publish raised {error!r}")
+            return
+        for one in results:
+            key = messages[one.position].key
+            operation = Operation(what="bulk", key=key, begun=begun, ended=len(self.world.history))
+            operation.requests.append(requests[one.position])
+            operation.error = one.error
+            if one.error is None:
+                assert one.schedule_id is not None
+                operation.result = bide.Scheduled(
+                    key=key, id=one.schedule_id, version=one.schedule_id, due_time=one.due
+                )
+                self.versions.append(one.schedule_id)
+            elif not isinstance(one.error, EXPECTED):
+                self.problems.append(f"bulk of {key} raised {one.error!r}")
+            self.world.operations.append(operation)
+        if len(results) != len(messages):
+            self.problems.append(f"a bulk publish of {len(messages)} had {len(results)} results")
+        if any(isinstance(one.error, ScheduleLogError) for one in results):
+            await asyncio.sleep(rng.random() * 5)  # in virtual time
 
     # -- the history
 
@@ -512,7 +567,7 @@ async def end_tasks() -> None:
 def run(seed: int, schedules: int = 150, fault: str | None = None, *, kind: type[Simulation] = Simulation) -> Result:
     """One history; what is wrong with it."""
     rng = random.Random(seed)
-    append = ScheduleRequests.append
+    append, numbered = ScheduleRequests.append, ScheduleRequests.numbered
 
     async def noting(self: ScheduleRequests, partition: int, what: str, make: Any, *, needs_answer: bool) -> Any:
         requests = REQUESTS.get()
@@ -524,6 +579,13 @@ def run(seed: int, schedules: int = 150, fault: str | None = None, *, kind: type
 
         return await append(self, partition, what, noted, needs_answer=needs_answer)
 
+    def numbering(self: ScheduleRequests, partition: int) -> Any:
+        number = numbered(self, partition)
+        requests = REQUESTS.get()
+        if requests is not None:
+            requests.append(str(number))
+        return number
+
     with tempfile.TemporaryDirectory(dir=REAL_DISK) as folder, ExitStack() as stack:
         random.seed(seed)
         stack.enter_context(patch.object(os, "urandom", rng.randbytes))
@@ -531,9 +593,12 @@ def run(seed: int, schedules: int = 150, fault: str | None = None, *, kind: type
         stack.enter_context(patch.object(prepared, "_id_prefix", "0" * 20))
         stack.enter_context(patch.object(prepared, "_id_counter", count()))
         stack.enter_context(patch.object(ScheduleRequests, "append", noting))
+        stack.enter_context(patch.object(ScheduleRequests, "numbered", numbering))
         simulation = kind(seed, schedules, Path(folder))
         stack.enter_context(patch.object(bide.gate.room, "MAX_RESERVATIONS", simulation.world.scale.reservations))
         stack.enter_context(patch.object(bide.client.schedule_room, "RESERVATION_BYTES", RESERVATION))
+        # Each client checks for a gate once, because another check would play other histories under the known seeds.
+        stack.enter_context(patch.object(bide.client.gate_check, "CHECK_EVERY", math.inf))
         stack.enter_context(patch.object(bide.gate.partition_session, "_TICK_EVERY", TICK))
         stack.enter_context(patch.object(bide.gate.log_follower, "_SIZE_STEP", 1))
         stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))
