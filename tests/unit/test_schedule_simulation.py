@@ -24,7 +24,7 @@ SEEDS = {
     "message-by-key": 1,
     "no-read-back": 1,
     "own-calendar": 2,
-    "partial-snapshot": 8,
+    "partial-snapshot": 54,
     "repeats": 1,
     "repeats-answered-anew": 1,
     "repeats-by-maximum": 4,
