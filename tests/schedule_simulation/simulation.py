@@ -10,7 +10,6 @@ model reads the whole history of the log, and what the consumers of the targets 
 from __future__ import annotations
 
 import asyncio
-import math
 import os
 import random
 import secrets
@@ -28,7 +27,6 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import bide
-import bide.client.gate_check
 import bide.client.schedule_room
 import bide.gate.log_follower
 import bide.gate.log_reader
@@ -597,8 +595,6 @@ def run(seed: int, schedules: int = 150, fault: str | None = None, *, kind: type
         simulation = kind(seed, schedules, Path(folder))
         stack.enter_context(patch.object(bide.gate.room, "MAX_RESERVATIONS", simulation.world.scale.reservations))
         stack.enter_context(patch.object(bide.client.schedule_room, "RESERVATION_BYTES", RESERVATION))
-        # Each client checks for a gate once, because another check would play other histories under the known seeds.
-        stack.enter_context(patch.object(bide.client.gate_check, "CHECK_EVERY", math.inf))
         stack.enter_context(patch.object(bide.gate.partition_session, "_TICK_EVERY", TICK))
         stack.enter_context(patch.object(bide.gate.log_follower, "_SIZE_STEP", 1))
         stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))
