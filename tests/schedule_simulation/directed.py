@@ -13,7 +13,8 @@ import bide
 from bide.errors import ScheduleLogError
 from bide.gate.partition import PartitionGate
 from bide.testing.rules.stream import StreamQueue
-from tests.schedule_simulation.simulation import PARTITION, SMALL, Simulation
+from tests.schedule_simulation.scenario import PARTITION, SMALL
+from tests.schedule_simulation.simulation import Simulation
 from tests.schedule_simulation.world import NAMES, Process
 
 _LOOK_EVERY: Final = 0.01
@@ -36,7 +37,7 @@ class DirectedHistory(Simulation):
 
     def __init__(self, seed: int, schedules: int, folder: Path) -> None:
         super().__init__(seed, schedules, folder)
-        self.prefetch = 3
+        self.scenario.prefetch = 3
         self.client: bide.Client
 
     async def play(self) -> None:
@@ -93,7 +94,7 @@ class DirectedHistory(Simulation):
         """Schedule a message. While the room of applications is used up, try again."""
         while True:
             with suppress(ScheduleLogError):
-                await self.client.schedule(body, key=self.keys[key], to="open", delay=delay)
+                await self.client.schedule(body, key=self.scenario.keys[key], to="open", delay=delay)
                 return
             await asyncio.sleep(1)  # in virtual time
 
@@ -101,16 +102,16 @@ class DirectedHistory(Simulation):
         """Append schedules that replace each other."""
         number = 0
         while not until():
-            await self.add(f"filling {number} ".ljust(self.body_size), key=0, delay="10m")
+            await self.add(f"filling {number} ".ljust(self.scenario.body_size), key=0, delay="10m")
             number += 1
             await asyncio.sleep(_LOOK_EVERY)  # in virtual time
-        await self.client.cancel(self.keys[0])
+        await self.client.cancel(self.scenario.keys[0])
 
     async def end_segment(self) -> None:
         """Append at once what a reader reads in any case: the segment that it has begun, to its end."""
-        end = self.last + _SEGMENTS // self.body_size
+        end = self.last + _SEGMENTS // self.scenario.body_size
         while self.last < end:
-            await self.add("filling".ljust(self.body_size), key=0, delay="10m")
+            await self.add("filling".ljust(self.scenario.body_size), key=0, delay="10m")
 
     @property
     def log(self) -> StreamQueue:
@@ -213,11 +214,11 @@ class StaleLeader(DirectedHistory):
         # Before the other gate says that it leads: a leader that reads this steps back.
         await self.end_segment()
         await self.until(lambda: self.leads(other))
-        result = await self.client.cancel(self.keys[1])
+        result = await self.client.cancel(self.scenario.keys[1])
         assert result.outcome is bide.ScheduleOutcome.CANCELLED
         begun = self.last
         for _ in range(_RUNS):
-            await self.client.run_now(self.keys[1])
+            await self.client.run_now(self.scenario.keys[1])
         ended = self.last
         await self.fill(lambda: begun < self.log.first_offset < ended)
         self.world.loop.thaw(leader.calls)
@@ -233,14 +234,19 @@ class SameMoment(DirectedHistory):
     async def play(self) -> None:
         first = self.client.now() + timedelta(seconds=10)
         await self.repeat("first", first)
-        await self.client.reschedule(self.keys[1], delay="1s")
+        await self.client.reschedule(self.scenario.keys[1], delay="1s")
         await self.until(lambda: len(self.world.received) == 1)
         await self.repeat("second", first)
 
     async def repeat(self, body: str, first: datetime) -> None:
         """Schedule a recurring message with one run."""
         await self.client.schedule(
-            body, key=self.keys[1], to="open", every="1h", first_run=first, last_run=first + timedelta(seconds=1)
+            body,
+            key=self.scenario.keys[1],
+            to="open",
+            every="1h",
+            first_run=first,
+            last_run=first + timedelta(seconds=1),
         )
 
 

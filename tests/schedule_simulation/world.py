@@ -7,7 +7,7 @@ import random
 import re
 import zlib
 from collections.abc import Callable, Coroutine
-from contextvars import ContextVar, copy_context
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,6 @@ NAMES = ScheduleNames()
 
 _BEAT = re.compile(rb'\{"v":1,"kind":"beat","gate":"([^"]*)".*"after":[0-9]')
 """A beat of a gate that follows the log. Those without a position only mark its end."""
-
-REQUESTS: ContextVar[list[str] | None] = ContextVar("REQUESTS", default=None)
-"""The ids of the requests that an operation sends."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +95,12 @@ class Process:
 
 
 class World:
-    """Everything in one simulation."""
+    """Everything in one simulation.
+
+    Attributes:
+        problems: what is wrong with the history.
+        outage_until: the time of the loop until which all gates are down.
+    """
 
     def __init__(self, seed: int, scale: Scale, on_turn: Callable[[], None]) -> None:
         self.rng = random.Random(seed)
@@ -113,6 +115,8 @@ class World:
         self.beating: set[bytes] = set()
         self.received: list[Received] = []
         self.operations: list[Operation] = []
+        self.problems: list[str] = []
+        self.outage_until = 0.0
         self.connection: Connection
 
     @property
