@@ -224,7 +224,8 @@ async def test_the_error_of_a_filter_says_that_other_partitions_have_recorded_it
     async with b.connect() as client:
         with patch.object(ScheduleRequests, "append", append), pytest.raises(ScheduleLogError) as caught:
             await client.cancel_scheduled(prefix="")
-    assert str(caught.value) == "no room; 7 of 8 partitions will do it when a gate reads it"
+    recorded = "7 of 8 partitions have recorded it, and it takes effect there when a gate reads it"
+    assert str(caught.value) == f"no room; {recorded}"
 
 
 # Thousands of schedules; the claims of a gate do not depend on the release, so one of them is enough by default.

@@ -127,7 +127,8 @@ class Schedules:
             parts = [_partly_done(answers)] if answers else []
             unanswered = sum(isinstance(one, NoGateAnswerError) for one in errors)
             if unanswered and not isinstance(error, NoGateAnswerError):
-                parts.append(f"{unanswered} of {PARTITIONS} partitions will do it when a gate reads it")
+                recorded = f"{unanswered} of {PARTITIONS} partitions have recorded it"
+                parts.append(f"{recorded}, and it takes effect there when a gate reads it")
             error.args = ("; ".join((str(error), *parts)), *error.args[1:])
         raise error
 
