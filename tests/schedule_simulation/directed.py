@@ -14,7 +14,7 @@ from bide.errors import ScheduleLogError
 from bide.gate.partition import PartitionGate
 from bide.testing.rules.stream import StreamQueue
 from tests.schedule_simulation.scenario import PARTITION, SMALL
-from tests.schedule_simulation.simulation import Simulation
+from tests.schedule_simulation.simulation import CHUNK, Simulation
 from tests.schedule_simulation.world import NAMES, Process
 
 _LOOK_EVERY: Final = 0.01
@@ -80,6 +80,12 @@ class DirectedHistory(Simulation):
         """The partition of the keys in a gate."""
         assert gate.gate is not None
         return gate.gate._partitions[PARTITION]
+
+    def kill(self, gate: Process) -> None:
+        """Kill a gate."""
+        assert gate.task is not None
+        gate.network.kill()
+        gate.task.cancel()
 
     async def stop(self, gate: Process) -> None:
         """Stop a gate as SIGTERM does, and leave its work to the other one."""
@@ -169,9 +175,7 @@ class OldIndex(_Overtaken):
     """A gate starts with an old index. ``index-unchecked``: it goes on behind it, and never learns of the schedule."""
 
     async def take_away(self, gate: Process) -> None:
-        gate.network.kill()
-        assert gate.task is not None
-        gate.task.cancel()
+        self.kill(gate)
 
     def bring_back(self, gate: Process) -> Process:
         again = self.start_gate(2, gate.folder)
@@ -197,6 +201,44 @@ class NewIndex(DirectedHistory):
         await self.until(lambda: new.gate is not None and bool(new.gate.leads))
         for one in before:
             await self.stop(one)
+
+
+class PartialSnapshot(DirectedHistory):
+    """A leader is killed while it writes a snapshot, and a gate without an index takes its place.
+
+    ``partial-snapshot``: that gate begins with the chunks that there are, and never learns of the other schedules.
+    """
+
+    chunk_entries: ClassVar[tuple[int, ...]] = (1,)
+
+    def __init__(self, seed: int, schedules: int, folder: Path) -> None:
+        super().__init__(seed, schedules, folder)
+        self.freezes_writer = False
+
+    def on_gate_write(self, gate: Process, data: bytes) -> None:
+        if self.freezes_writer and CHUNK in data:
+            self.freezes_writer, gate.calls.is_frozen = False, True
+
+    async def play(self) -> None:
+        leader, other = await self.leader_and_other()
+        await self.stop(other)
+        # A log that has its first record needs no snapshot.
+        await self.fill_until_gone(0)
+        # The chunks of these come last.
+        for number in range(len(self.scenario.keys)):
+            await self.add(f"waiting {number}", key=number, delay="40s")
+        self.freezes_writer = True
+        while self.freezes_writer:
+            # Without a gate, the room of applications may stay used up.
+            with suppress(ScheduleLogError):
+                body = "filling".ljust(self.scenario.body_size)
+                await self.client.schedule(body, key=self.scenario.keys[0], to="open", delay="40s")
+            await asyncio.sleep(_LOOK_EVERY)  # in virtual time
+        await asyncio.sleep(1)  # in virtual time: what the gate has sent arrives
+        self.kill(leader)
+        self.world.loop.thaw(leader.calls)
+        self.gates = [self.start_gate(2)]
+        await self.until(lambda: self.leads(self.gates[0]))
 
 
 class StaleLeader(DirectedHistory):
@@ -255,6 +297,7 @@ DIRECTED: Final[dict[str, type[DirectedHistory]]] = {
     "no-count": OvertakenReader,
     "not-current": StaleLeader,
     "occurrence-by-key": SameMoment,
+    "partial-snapshot": PartialSnapshot,
     "stale-carry": NewIndex,
 }
 """The history that shows each of these faults."""

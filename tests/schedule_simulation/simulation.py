@@ -83,10 +83,12 @@ class Simulation:
     Attributes:
         small_logs: the part of the histories with a small log.
         rest_within: seconds in which the work has to come to rest at the end.
+        chunk_entries: the maximum number of entries of a chunk of a snapshot; one of them is drawn.
     """
 
     small_logs: ClassVar[float] = 0.15
     rest_within: ClassVar[int] = 300
+    chunk_entries: ClassVar[tuple[int, ...]] = (5, 500)
 
     def __init__(self, seed: int, schedules: int, folder: Path) -> None:
         self.seed = seed
@@ -369,7 +371,9 @@ def run(seed: int, schedules: int = 150, fault: str | None = None, *, kind: type
         stack.enter_context(patch.object(bide.gate.log_follower, "_SIZE_STEP", 1))
         stack.enter_context(patch.object(bide.gate.worker, "_LEAST_RETENTION", 1))
         stack.enter_context(patch.object(bide.gate.log_reader, "PREFETCH", simulation.scenario.prefetch))
-        stack.enter_context(patch.object(snapshot, "cut", partial(snapshot.cut, most=rng.choice((5, 500)))))
+        stack.enter_context(
+            patch.object(snapshot, "cut", partial(snapshot.cut, most=rng.choice(simulation.chunk_entries)))
+        )
         # In a third of the histories each batch goes through the thread, so that other calls come between.
         stack.enter_context(patch.object(partition_index, "_BRIEF_RECORDS", (0, 2, 16)[seed % 3]))
         # The index is committed after each batch, or more rarely.
