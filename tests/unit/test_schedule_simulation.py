@@ -36,7 +36,7 @@ SEEDS = {
 """A history that shows each fault. Any change of the gate or the simulation plays other histories under these seeds,
 so the tests go on to the next ones."""
 
-SEEDS_OF_SMALL_LOGS = {"no-room": 4, "sessions-not-carried": 43, "trim-early": 15}
+SEEDS_OF_SMALL_LOGS = {"no-room": 4, "sessions-not-carried": 43, "trim-early": 26}
 """The same for faults that only show when retention takes the beginning of the log."""
 
 NEXT_SEEDS = 50
