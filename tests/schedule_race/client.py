@@ -68,7 +68,7 @@ async def perform(client: bide.Client, task: Task, report: Callable[[Change], No
                 if_version=made.version if task.what == "replace-if" else None,
             )
             outcome, second = replaced.outcome, replaced.id
-        seconds = asyncio.get_running_loop().time() - begun
+        seconds = round(asyncio.get_running_loop().time() - begun, 4)
         known = replace(known, second=second, outcome=outcome.value, seconds=seconds)
     except BideError as error:
         known = replace(known, error=repr(error))

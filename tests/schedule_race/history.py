@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -138,7 +139,7 @@ class HistoryWriter:
 
 
 def read_history(path: Path) -> Iterator[Event]:
-    """The events of a history."""
-    with path.open() as file:
+    """The events of a history, which may be compressed with xz."""
+    with lzma.open(path, "rt") if path.suffix == ".xz" else path.open() as file:
         for line in file:
             yield from_line(line)

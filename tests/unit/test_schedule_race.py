@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.readme import ROOT, read
 from tests.schedule_race.checking import check
 from tests.schedule_race.history import (
     Change,
@@ -19,6 +21,8 @@ from tests.schedule_race.history import (
     What,
     read_history,
 )
+
+HISTORIES = ROOT / "tests" / "schedule_race" / "histories"
 
 
 def fate(schedule: str, ending: str, *, due: int = 100) -> Fate:
@@ -200,3 +204,34 @@ def test_a_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert "received: 1 messages, 1 of them delivered twice, 1 redelivered by the queue" in lines
     assert "kill -9: 1 of a gate, 1 of a client, 1 of the broker" in lines
     assert "processes that ended by themselves: 1 of a gate with exit code 1" in lines
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", sorted(HISTORIES.iterdir()), ids=lambda path: path.stem)
+def test_a_history_in_the_project_breaks_no_promise(path: Path) -> None:
+    found = check(read_history(path))
+    assert found.violations == []
+    assert "\n".join(found.lines()) in read("docs/schedules-design.md")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("path", sorted(HISTORIES.iterdir()), ids=lambda path: path.stem)
+def test_a_message_less_or_more_in_a_history_of_the_project_is_a_violation(path: Path) -> None:
+    late, gone = (
+        next(one.first for one in read_history(path) if isinstance(one, Change) and one.outcome == outcome)
+        for outcome in ("too-late", "cancelled")
+    )
+    assert late is not None
+    assert gone is not None
+
+    def changed() -> Iterator[Event]:
+        for one in read_history(path):
+            if isinstance(one, Fate) and one.id == gone:
+                yield receipt(gone, at=one.due, body=one.body)
+            if not (isinstance(one, Receipt) and one.id == late):
+                yield one
+
+    # By the answer, and by the log.
+    wrong = check(changed()).violations
+    assert [sum(name in one for one in wrong) for name in (late, gone)] == [2, 2]
+    assert len(wrong) == 4
