@@ -262,7 +262,8 @@ async def test_a_full_queue_accepts_all_dead_letters_that_are_sent_at_once(
     steps = (send(8), behind, Rest(), Send(exchange="", routing_key="q1"))
     case = Case(exchanges=(), queues=(source, full), ttls=(None, None), bindings=(), steps=steps)
     comparison = Comparison(case)
-    assert not await comparison.has_race(release)
+    # The search for races is cautious about queues that have two classes of messages, as those of 4.0.
+    assert await comparison.has_race(release) == ((4, 0) <= release < (4, 3))
     await play([comparison], broker.url)
     assert comparison.is_equal, str(comparison)
     assert [message_id(one) for one in dead_letters(comparison.in_memory)] == ["1", "2", "3", "4", "5"]
