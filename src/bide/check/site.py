@@ -40,14 +40,6 @@ class OneNode:
         self.folder, self.release, self.management_url = node.folder, node.release, node.management_url
         self.vhost_url = node.vhost_url
 
-    def cut_off(self, node: LocalBroker, *others: LocalBroker, one_way: bool) -> None:
-        """Not possible with one node."""
-        raise NotImplementedError
-
-    def reconnect(self, node: LocalBroker, *others: LocalBroker) -> None:
-        """Not possible with one node."""
-        raise NotImplementedError
-
 
 def _root() -> Path:
     return default_folder().parent / "check"

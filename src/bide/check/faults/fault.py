@@ -41,10 +41,6 @@ class Cluster(Protocol):
 
     def vhost_url(self, vhost: str) -> str: ...
 
-    def cut_off(self, node: LocalBroker, *others: LocalBroker, one_way: bool) -> None: ...
-
-    def reconnect(self, node: LocalBroker, *others: LocalBroker) -> None: ...
-
 
 @dataclass(slots=True, kw_only=True)
 class FaultSite:

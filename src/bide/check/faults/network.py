@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import cast
 
 from bide.check.faults.fault import Fault, FaultSite
-from bide.local_broker import LocalBroker
+from bide.local_broker import LocalBroker, LocalCluster
 
 
 @contextmanager
 def _partition(site: FaultSite, node: LocalBroker, *, one_way: bool) -> Iterator[str]:
-    others = [one for one in site.cluster.nodes if one.name != node.name]
-    site.cluster.cut_off(node, *others, one_way=one_way)
+    cluster = cast("LocalCluster", site.cluster)  # run_check refuses partitions of others
+    others = [one for one in cluster.nodes if one.name != node.name]
+    cluster.cut_off(node, *others, one_way=one_way)
     yield node.name
-    site.cluster.reconnect(node, *others)
+    cluster.reconnect(node, *others)
 
 
 PARTITION = Fault(
