@@ -249,3 +249,23 @@ async def test_a_target_that_refuses_is_not_claimed_for_without_end_and_holds_up
         waiting = await client.count_scheduled(to="full")
         assert waiting >= len(keys) - 2 * CROWDED
         assert (await client.cancel_scheduled(to="full")).count == waiting
+
+
+async def test_the_result_of_scheduling_has_a_due_time_even_beyond_the_year_9999(b: MemoryBroker) -> None:
+    """A time within the last millisecond is rounded up, and jitter comes after the last run."""
+    async with b.connect() as client:
+        single = await client.schedule(key="single", to="mails", deliver_at="9999-12-31T23:59:59.999999Z")
+        recurring = await client.schedule(
+            key="recurring", to="mails", every="1h", first_run="9999-12-31T23:59:59.999Z", jitter="1d"
+        )
+        for made in (single, recurring):
+            assert made.due_time is not None
+            assert made.due_time.year == 9999
+
+
+@pytest.mark.parametrize("value", [1, "yes"])
+async def test_a_list_with_bodies_that_is_not_a_truth_value_is_refused_at_once(b: MemoryBroker, value: object) -> None:
+    """Gates ignore such a question, and the client waited for an answer in vain."""
+    async with b.gate(), b.connect() as client:
+        with pytest.raises(InvalidInputError, match=f"bodies is {value!r}: give True or False"):
+            client.list_scheduled(bodies=value)  # type: ignore[arg-type]

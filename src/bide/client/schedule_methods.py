@@ -187,6 +187,8 @@ class ScheduleMethods:
         return self._list(listing)
 
     def _list(self, listing: ScheduleListing) -> AsyncGenerator[ScheduleView, None]:
+        if listing.bodies.__class__ is not bool:
+            raise InvalidInputError(f"bodies is {listing.bodies!r}: give True or False")
         return self._on_schedules.views(_filter(listing), bodies=listing.bodies)
 
     @takes(ScheduleConditions)

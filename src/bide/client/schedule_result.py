@@ -163,8 +163,8 @@ class ScheduleView:
             key=entry.key,
             id=entry.id,
             version=version,
-            due_time=_moment(entry.due),
-            nominal_time=_moment(entry.nominal),
+            due_time=due_moment(entry.due),
+            nominal_time=due_moment(entry.nominal),
             state="under-way" if version is None else "paused" if paused else "waiting",
             to=name if kind == "q" else None,
             exchange=name if kind == "x" else None,
@@ -221,6 +221,7 @@ class ScheduleView:
             yield due
 
 
-def _moment(milliseconds: int) -> datetime:
+def due_moment(milliseconds: int) -> datetime:
+    """A due time in milliseconds since the Unix epoch, in UTC; the last moment of the year 9999 for a later one."""
     found = from_milliseconds(milliseconds)
     return datetime.max.replace(tzinfo=UTC) if found is None else found

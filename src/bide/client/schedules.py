@@ -12,8 +12,15 @@ from typing import Final
 
 from bide.client.publisher import Publisher
 from bide.client.schedule_requests import ScheduleRequests
-from bide.client.schedule_result import FilterResult, Scheduled, ScheduleOutcome, ScheduleResult, ScheduleView
-from bide.durations import DelayLike, DueTimeLike, from_milliseconds, to_milliseconds
+from bide.client.schedule_result import (
+    FilterResult,
+    Scheduled,
+    ScheduleOutcome,
+    ScheduleResult,
+    ScheduleView,
+    due_moment,
+)
+from bide.durations import DelayLike, DueTimeLike, to_milliseconds
 from bide.errors import BideError, NoGateAnswerError
 from bide.schedules.entries import ScheduleAnswer, UnderWay, WaitingSchedule
 from bide.schedules.names import PARTITIONS, ScheduleNames, check_key, partition_of
@@ -68,7 +75,7 @@ class Schedules:
             key=schedule.key,
             id=str(request) if is_stored else None,
             version=version,
-            due_time=from_milliseconds(schedule.due(request)) if is_stored else None,
+            due_time=due_moment(schedule.due(request)) if is_stored else None,
             outcome=outcome,
         )
 

@@ -13,8 +13,8 @@ from bide.client.bulk.in_flight import InFlightMessage
 from bide.client.encoding import Encoded
 from bide.client.publish_result import PublishResult
 from bide.client.schedule_requests import ScheduleRequests, check_header_size
+from bide.client.schedule_result import due_moment
 from bide.delay.protocol import ExchangeTarget
-from bide.durations import from_milliseconds
 from bide.errors import BideError, InvalidInputError, TargetNotFoundError, UnroutableError
 from bide.messages.prepared import MessageTemplate, PreparedMessage
 from bide.schedules.encoding import encode, with_reserve
@@ -202,7 +202,7 @@ class InFlightSchedule(InFlightMessage):
 
     def result(self) -> PublishResult:
         """The result for the caller."""
-        due = from_milliseconds(self._due) if self.attempts else None
+        due = due_moment(self._due) if self.attempts else None
         return PublishResult(
             self.outgoing,
             self.position,
