@@ -326,9 +326,9 @@ def test_values_that_json_cannot_express_are_refused(value: Any, message: str) -
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({}, InvalidInputError, "either to= (a queue) or exchange="),
-        ({"to": "q", "exchange": "x"}, InvalidInputError, "either to= (a queue) or exchange="),
-        ({"to": "q", "routing_key": "k"}, InvalidInputError, "the routing key 'k' goes with exchange="),
+        ({}, InvalidInputError, "either to=... (a queue) or exchange=..."),
+        ({"to": "q", "exchange": "x"}, InvalidInputError, "either to=... (a queue) or exchange=..."),
+        ({"to": "q", "routing_key": "k"}, InvalidInputError, "the routing key 'k' goes with exchange=..."),
         ({"to": ""}, InvalidNameError, "the queue name is empty: name the queue"),
         ({"to": 5}, InvalidNameError, "the queue 5 is not text"),
         ({"exchange": ""}, InvalidNameError, "name the queue with to=... instead of the default exchange"),

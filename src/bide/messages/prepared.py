@@ -268,11 +268,11 @@ def check_message(outgoing: OutgoingMessage) -> PreparedMessage:
 
 def _target(to: str | None, exchange: str | None, routing_key: str, isolated: bool) -> Target:
     if (to is None) == (exchange is None):
-        raise InvalidInputError("the message needs one target: give either to= (a queue) or exchange=")
+        raise InvalidInputError("the message needs one target: give either to=... (a queue) or exchange=...")
     if to is not None:
         if routing_key:
             raise InvalidInputError(
-                f"the routing key {routing_key!r} goes with exchange=; a message to the queue {to!r} needs none"
+                f"the routing key {routing_key!r} goes with exchange=...; a message to the queue {to!r} needs none"
             )
         check_name("queue", to)
         if isolated.__class__ is not bool:

@@ -147,7 +147,7 @@ def _recurrence(outgoing: OutgoingSchedule, now: datetime) -> Recurrence | None:
         given = [name for name, value in rules.items() if value is not None]
         given += ["catch_up"] if outgoing.catch_up != "last" else []
         if given:
-            raise InvalidRecurrenceError(f"{given[0]}= is for recurring schedules: give every=, or leave it out")
+            raise InvalidRecurrenceError(f"{given[0]}=... is for recurring schedules: give every=..., or leave it out")
         return None
     if isinstance(every, str) and len(every.encode(errors="replace")) > MAX_NAME:
         raise InvalidRecurrenceError(f"every={every[:40]!r}... is longer than {MAX_NAME} bytes: give a shorter one")
