@@ -316,3 +316,37 @@ async def test_many_questions_about_large_lists_hold_up_no_message(
         assert {len((await one).waiting) for one in answers} == {len(keys)}
     # How many in all were answered before the message came depends on how long the broker took to store its claim.
     assert max(at_once) < count // 2
+
+
+async def test_a_gate_works_with_the_permissions_of_the_documentation(
+    client: bide.Client, log: LogClient, vhost: Vhost, tmp_path: Path
+) -> None:
+    patterns = {
+        "configure": "^$",
+        "write": r"^(bide\.v1\.schedule\.gates|amq\.default)$",
+        "read": r"^bide\.v1\.schedule",
+    }
+    page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    assert all(f"`{one}`" in page for one in patterns.values())
+    vhost.broker.add_user("gate", "secret")
+    vhost.broker.set_permissions(vhost.name, "gate", **patterns)
+    try:
+        url = vhost.broker.vhost_url(vhost.name, user="gate", password="secret")
+        async with gating(url, tmp_path, allow=["mails", "gone"], retention=1_000_000) as gate:
+            assert (await log.change("cancel", "none")).outcome == "not-found"
+            await log.add("a", "q:mails")
+            await receive(client, "mails", 1)
+            for key, target in (("b", "q:gone"), ("c", "q:forbidden")):
+                await log.add(key, target)
+            await eventually(has_counted(gate, delivered=1, undeliverable=2))
+            # A quarter of the retention: the gate carries the state forward, and frees the room.
+            room = f"room.{partition_of('much')}"
+            await log.channel.publish(exchange=NAMES.operations, routing_key=room, values={}, body=b"reservation")
+            await asyncio.gather(*(log.add("much", "q:mails", 3_600_000, body=bytes(20_000)) for _ in range(20)))
+
+            async def room_is_freed() -> bool:
+                return await ready_at(vhost.url, NAMES.room(partition_of("much"))) == 0
+
+            await eventually(room_is_freed)
+    finally:
+        vhost.broker.delete_user("gate")
