@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -11,6 +12,7 @@ from bide.cli.schedule_view import write_filter_result
 from bide.client.schedule_methods import ScheduleMethods
 from bide.client.schedule_methods_sync import SyncScheduleMethods
 from bide.client.schedule_result import FilterResult, ScheduleOutcome, ScheduleView
+from bide.errors import InvalidInputError
 from bide.schedules.entries import ANSWER_OUTCOMES, ScheduleAnswer, UnderWay, WaitingSchedule
 from bide.schedules.message import ScheduledMessage
 from bide.schedules.recurrence import Recurrence
@@ -77,6 +79,13 @@ def test_the_next_runs_are_those_of_the_rule(jitter: str) -> None:
     assert [round(one.timestamp() * 1000) for one in runs] == due
     assert found.next_runs(0) == []
     assert (found.every, found.time_zone) == ("15m", None)
+
+
+@pytest.mark.parametrize("count", [-1, 2.5, "2", None])
+def test_a_number_of_runs_that_is_none_is_refused(count: Any) -> None:
+    for entry in (waiting(), waiting(Recurrence.of("15m", now=NOON))):
+        with pytest.raises(InvalidInputError, match="the number of runs"):
+            view(entry).next_runs(count)
 
 
 def test_a_rule_that_ends_has_no_more_runs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self
 
 from bide.delay.received import OWN_PREFIX
 from bide.durations import from_milliseconds
+from bide.runtime.arguments import whole_number
 
 if TYPE_CHECKING:
     from bide.schedules.entries import ScheduleAnswer, UnderWay, WaitingSchedule
@@ -69,7 +71,8 @@ class ScheduleResult:
     """The result of an operation on one schedule.
 
     Attributes:
-        version: the version that waits now, or the last version of a schedule that was cancelled or is delivered.
+        version: the version that waits now. For ``CANCELLED`` and ``RUNNING``, the version that was cancelled or run;
+            for ``TOO_LATE``, the id of the schedule that was delivered or set aside, None while it is being delivered.
         under_way: ids of runs of the key that gates have claimed: they were or will be delivered. At most 1,000.
     """
 
@@ -202,8 +205,10 @@ class ScheduleView:
         """The next runs of a recurring schedule, with their jitter; of a single message, its due time.
 
         Raises:
+            InvalidInputError: the count is not a whole number, or is negative.
             InvalidRecurrenceError: this machine does not know the expression or the time zone.
         """
+        whole_number("number of runs", count, 0, sys.maxsize)
         if self.recurrence is None or not count:
             return [self.due_time][:count]
         return [self.due_time, *islice(self._later_runs(), count - 1)]

@@ -113,7 +113,7 @@ class FinishedKey:
     """A key whose last occurrence ended a short while ago.
 
     Attributes:
-        version: the version of the schedule that it belonged to.
+        version: the id of the schedule that it belonged to, which was its first version.
         tick: when the occurrence ended, in ticks.
     """
 
