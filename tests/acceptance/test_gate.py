@@ -79,6 +79,7 @@ def test_a_gate_that_cannot_start_gives_the_reason(vhost: Vhost, tmp_path: Path)
         (["--state", str(file / "b")], 2, b"cannot be created"),
         (["--state", str(file)], 2, b"is a file"),
         (["--state", str(tmp_path / "d"), "--retention", "5"], 2, b"retention 5"),
+        (["--state", ""], 2, b"is not a path"),
         ([], 2, b"--state"),
     ]
     for options, code, text in cases:

@@ -128,3 +128,5 @@ async def test_the_allow_list_is_required() -> None:
         bide.Endpoint("reminders", gate=True)
     with pytest.raises(InvalidInputError, match="need gate=True"):
         bide.Endpoint("reminders", gate_allow=["*"])
+    with pytest.raises(InvalidInputError, match="allow=5 is of type int"):
+        bide.Endpoint("reminders", gate=True, gate_allow=5)  # type: ignore[arg-type]

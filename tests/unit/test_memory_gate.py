@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from datetime import timedelta
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -269,3 +270,10 @@ async def test_a_list_with_bodies_that_is_not_a_truth_value_is_refused_at_once(b
     async with b.gate(), b.connect() as client:
         with pytest.raises(InvalidInputError, match=f"bodies is {value!r}: give True or False"):
             client.list_scheduled(bodies=value)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("state", ["", 5, None, b"gate"])
+def test_a_gate_refuses_a_folder_that_is_none(state: Any) -> None:
+    """An empty path would be the current folder: that of a variable that a shell does not know."""
+    with pytest.raises(InvalidInputError, match="is not a path"):
+        bide.Gate(allow=["*"], state=state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.option(
     "--state",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False),
     required=True,
     metavar="FOLDER",
     help="Folder of the index, one for each gate.",
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 def gate(
     settings: Settings,
     *,
-    state: Path,
+    state: str,
     retention: int | None,
     allow: tuple[str, ...],
     declare: bool,

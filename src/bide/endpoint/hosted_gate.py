@@ -35,13 +35,12 @@ class HostedGate:
 
     def __init__(self, allow: Iterable[str], state: Path | str | None) -> None:
         self.gate: Gate | None = None
-        self._allow = tuple(allow) if not isinstance(allow, str) else (allow,)
+        self._allow = AllowedTargets.of((allow,) if isinstance(allow, str) else allow).patterns
         if not self._allow:
             raise InvalidInputError(
                 "gate=True needs gate_allow=[...], patterns of the queues and exchanges that schedules may name; '*' "
                 "allows any"
             )
-        AllowedTargets.of(self._allow)
         self._state = state
 
     @asynccontextmanager

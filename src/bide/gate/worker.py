@@ -77,7 +77,7 @@ class Gate:
         self.done = Gated()
         self._names = ScheduleNames()
         self._allowed = AllowedTargets.of(allow)
-        self._folder = Path(state)
+        self._folder = _checked_folder(state)
         self._retention = whole_number("retention", retention, _LEAST_RETENTION, _MOST_RETENTION)
         self._declare = declare
         self._stop_timeout = parse_delay(grace).total_seconds()
@@ -186,6 +186,13 @@ class Gate:
         """Raise a permanent error of the log. Temporary errors are handled in their partition."""
         for one in self._partitions[:1]:
             one.check_temporary(error)
+
+
+def _checked_folder(folder: object) -> Path:
+    # An empty path would be the current folder.
+    if not isinstance(folder, str | Path) or not folder:
+        raise InvalidInputError(f"the state folder {folder!r} is not a path: name a folder, one for each gate")
+    return Path(folder)
 
 
 def _checked_observers(observers: object) -> tuple[GateObserver, ...]:
