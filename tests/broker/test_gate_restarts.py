@@ -17,7 +17,7 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.errors import FolderInUseError, NewerRecordError, ScheduleLogError
+from bide.errors import FolderInUseError, NewerRecordError, NotAppliedError, ScheduleLogError
 from bide.gate.log_reader import LogReader
 from bide.schedules.encoding import decode
 from bide.schedules.names import PARTITIONS, partition_of
@@ -171,6 +171,20 @@ async def test_an_index_of_another_log_is_replaced(
         await log.add("a", "q:mails", 3_600_000)
         assert (await log.change("run-now", "a")).outcome == "running"
         assert await waiting(log) == 0
+
+
+@pytest.mark.parametrize("deleted", [NAMES.log(3), NAMES.queries(3), NAMES.gates])
+async def test_a_gate_ends_if_a_part_of_the_log_was_deleted(
+    client: bide.Client, vhost: Vhost, vhost_connection: Connection, tmp_path: Path, deleted: str
+) -> None:
+    """It would interrupt all partitions again and again, and only a start declares the log."""
+    gate = bide.Gate(vhost.url, allow=["*"], state=tmp_path)
+    work = asyncio.create_task(gate.run())
+    await leading((gate, PARTITIONS))
+    async with await vhost_connection.channel() as channel:
+        await (channel.delete_exchange(deleted) if deleted == NAMES.gates else channel.delete_queue(deleted))
+    with pytest.raises(NotAppliedError, match=r"was deleted .*start the gate again to declare it"):
+        await asyncio.wait_for(work, TIMEOUT)
 
 
 async def test_two_gates_do_not_share_a_folder(client: bide.Client, vhost: Vhost, tmp_path: Path) -> None:

@@ -154,7 +154,8 @@ class PartitionGate:
         Raises:
             BrokerError: a part of the log was deleted, or is full, or may not be used.
         """
-        if isinstance(error, AccessRefusedError | ScheduleLogError):
+        # The worker passes on what this raised for a partition.
+        if isinstance(error, AccessRefusedError | NotAppliedError | ScheduleLogError):
             raise error
         if isinstance(error, UnroutableError) or (isinstance(error, TargetNotFoundError) and not is_temporary(error)):
             raise NotAppliedError(
