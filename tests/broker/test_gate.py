@@ -22,6 +22,7 @@ from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import eventually, ready_at, receive
 from tests.broker.schedule_log import NAMES, LogClient, gating, log_client, now_ms
 from tests.leaks import no_leaks
+from tests.readme import read
 from tests.support import Vhost
 
 
@@ -326,7 +327,7 @@ async def test_a_gate_works_with_the_permissions_of_the_documentation(
         "write": r"^(bide\.v1\.schedule\.gates|amq\.default)$",
         "read": r"^bide\.v1\.schedule",
     }
-    page = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    page = read("docs/schedules.md")
     assert all(f"`{one}`" in page for one in patterns.values())
     vhost.broker.add_user("gate", "secret")
     vhost.broker.set_permissions(vhost.name, "gate", **patterns)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -33,6 +32,7 @@ from bide.schedules.recurrence import Recurrence
 from bide.topology import Binding, Queue, Topology
 from tests.broker.conftest import limit_messages
 from tests.broker.receiving import connected
+from tests.readme import read
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -397,7 +397,7 @@ async def test_write_permission_is_enough_for_the_warning(
 ) -> None:
     """The permission of docs/schedules.md; RabbitMQ 4.2.6 and 4.3.0 required another one."""
     write = r"^bide\.v1\.schedule(\.[0-7]\.queries)?$"
-    assert f"`{write}`" in (Path(__file__).parents[2] / "docs" / "schedules.md").read_text()
+    assert f"`{write}`" in read("docs/schedules.md")
     broker.add_user("limited", "secret")
     broker.set_permissions(log.name, "limited", configure="^$", write=write, read="^$")
     try:
