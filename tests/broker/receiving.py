@@ -18,6 +18,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.transport import Tcp
 from bide.amqp.url import BrokerUrl
 from bide.client.broker_state import BrokerState
+from bide.errors import TargetNotFoundError
 from bide.topology import Queue
 from tests.timeouts import TIMEOUT
 
@@ -76,6 +77,15 @@ async def connected(url: str) -> AsyncIterator[Connection]:
         yield connection
     finally:
         await connection.close()
+
+
+async def has_consumer(connection: Connection, queue: str) -> bool:
+    """Whether a queue exists and has a consumer."""
+    async with await connection.channel() as channel:
+        try:
+            return bool((await channel.declare_queue(Queue(queue), passive=True)).consumer_count)
+        except TargetNotFoundError:
+            return False
 
 
 async def ready_at(url: str, queue: str) -> int:

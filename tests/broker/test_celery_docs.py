@@ -9,19 +9,14 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
-from bide.amqp.connection import Connection
-from bide.amqp.url import BrokerUrl
-from bide.topology import Queue
-from tests.broker.receiving import eventually
+from tests.broker.receiving import connected, eventually, has_consumer
 from tests.timeouts import TIMEOUT
-
-if TYPE_CHECKING:
-    from bide.amqp.channel import Channel
 
 PAGE = Path(__file__).parents[2] / "docs" / "celery.md"
 
@@ -132,26 +127,11 @@ async def test_an_application_with_the_adapter_delays_and_retries(folder: Path, 
         assert shape(expected) in lines
 
 
-@pytest.fixture
-async def channel(vhost_url: str) -> AsyncIterator[Channel]:
-    connection = await Connection.open(BrokerUrl.parse(vhost_url))
-    yield await connection.channel()
-    await connection.close()
-
-
-async def test_the_receiving_program_gets_tasks_delayed_by_celery(
-    folder: Path, vhost_url: str, channel: Channel
-) -> None:
-    orders = Queue.quorum("orders")
-    await channel.declare_queue(orders)
-
-    async def consuming() -> bool:
-        # The program consumes when it has declared everything.
-        return bool((await channel.declare_queue(orders, passive=True)).consumer_count)
-
+async def test_the_receiving_program_gets_tasks_delayed_by_celery(folder: Path, vhost_url: str) -> None:
     receiver = running(folder, vhost_url, "receive.py", stdout=asyncio.subprocess.PIPE)
-    async with asyncio.timeout(TIMEOUT), receiver as process:
-        await eventually(consuming)
+    async with asyncio.timeout(TIMEOUT), connected(vhost_url) as connection, receiver as process:
+        # The program consumes when it has declared everything.
+        await eventually(partial(has_consumer, connection, "orders"))
         assert await output(folder, vhost_url, "order.py") == "sent\n"
         assert process.stdout is not None
         line = (await process.stdout.readline()).decode()

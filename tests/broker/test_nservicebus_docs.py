@@ -13,10 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bide.admin.apply import exists
-from bide.topology import Queue, Topology
 from tests.broker.dotnet import Endpoint, Transport
-from tests.broker.receiving import connected, eventually
+from tests.broker.receiving import connected, eventually, has_consumer
 from tests.readme import blocks, commands_of, shape
 from tests.timeouts import TIMEOUT
 
@@ -107,7 +105,9 @@ async def test_the_programs_work_without_dotnet(vhost: Vhost, tmp_path: Path) ->
     endpoints = {name: await start(vhost, tmp_path, name) for name in printed}
     try:
         async with connected(vhost.url) as connection:
-            await eventually(partial(exists, connection, Topology(queues=[Queue("Billing"), Queue("Sales")])))
+            # An endpoint consumes when it has declared everything, not yet when its queue exists.
+            for queue in ("Billing", "Sales"):
+                await eventually(partial(has_consumer, connection, queue))
         await ended(await start(vhost, tmp_path, "web.py"))
         async with asyncio.timeout(TIMEOUT):
             for name, text in printed.items():
