@@ -94,6 +94,16 @@ async def ready_at(url: str, queue: str) -> int:
         return await ready(connection, queue)
 
 
+async def until_ready(url: str, queue: str, number: int) -> None:
+    """Wait until a queue has this number of ready messages, asked over a connection of its own."""
+    async with connected(url) as connection:
+
+        async def has_arrived() -> bool:
+            return await ready(connection, queue) == number
+
+        await eventually(has_arrived)
+
+
 async def state_of(client: bide.Client) -> BrokerState:
     """What a client knows of its broker, for tests of what happens to it: no public name leads there."""
     return await client._publisher.state()
