@@ -72,11 +72,6 @@ DEFINITIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
 def plugin_folders(rabbitmq: Rabbitmq, named: str) -> Iterator[Path]:
     """Where the broker looks for plugins. To look there takes no time; to start a broker takes seconds."""
     found = find_installation(home=rabbitmq.home, chroot=rabbitmq.chroot)
