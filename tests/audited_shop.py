@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
+
+import pytest
 
 import bide
 from bide.admin.apply import apply
@@ -107,3 +110,21 @@ def fill(shop: AuditedShop, number: int) -> None:
     shop.work(publish)
     assert len(drain(shop.url, "orders", number)) == number
     shop.audit()
+
+
+def check_that_a_limit_counts_only_available_messages(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same with both engines, on an empty shop."""
+
+    async def publish(client: bide.Client) -> None:
+        await client.publish_many(events("discarded", range(9, 10)))
+
+    # The oldest failure, of a message that no tap has seen.
+    shop.work(publish)
+    fill(shop, 3)
+    for number in range(2):
+        assert shop.replay("--limit", "1", "--skip-missing", "--json") == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["sent"], done["unseen"]) == (1, 1)
+        assert [one.message_id for one in drain(shop.url, "orders", 1)] == [f"m{number}"]
+    assert shop.replay("--limit", "1") == 1
+    assert "1 that no tap has seen" in capsys.readouterr().err

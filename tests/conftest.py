@@ -257,6 +257,16 @@ def release(broker: LocalBroker) -> tuple[int, ...]:
 @pytest.fixture
 def vhost(broker: LocalBroker) -> Iterator[Vhost]:
     """A new virtual host, deleted after the test with everything in it."""
+    yield from _new_vhost(broker)
+
+
+@pytest.fixture
+def other_vhost(broker: LocalBroker) -> Iterator[Vhost]:
+    """A second virtual host, for tests of two."""
+    yield from _new_vhost(broker)
+
+
+def _new_vhost(broker: LocalBroker) -> Iterator[Vhost]:
     name = f"test-{next(_vhost_numbers)}"
     yield Vhost(name=name, url=broker.add_vhost(name), broker=broker)
     broker.delete_vhost(name)

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -63,24 +63,21 @@ class Process:
         return done
 
 
-@contextmanager
-def relay(vhost: Vhost, *options: str) -> Iterator[Process]:
+def relay(vhost: Vhost, *options: str) -> AbstractContextManager[Process]:
     """A relay at work, which does not outlive the test."""
-    process = Process(vhost, "--json", *options)
-    try:
-        process.wait_until_it_says(b"relaying bide.hall")
-        yield process
-    finally:
-        if process.process.poll() is None:
-            process.kill()
+    return _at_work(vhost, b"relaying bide.hall", *options, command="relay")
+
+
+def gate(vhost: Vhost, state: Path, *options: str) -> AbstractContextManager[Process]:
+    """A gate at work, which does not outlive the test."""
+    return _at_work(vhost, b"following bide.v1.schedule", "--state", str(state), *options, command="gate")
 
 
 @contextmanager
-def gate(vhost: Vhost, state: Path, *options: str) -> Iterator[Process]:
-    """A gate at work, which does not outlive the test."""
-    process = Process(vhost, "--json", "--state", str(state), *options, command="gate")
+def _at_work(vhost: Vhost, words: bytes, *options: str, command: str) -> Iterator[Process]:
+    process = Process(vhost, "--json", *options, command=command)
     try:
-        process.wait_until_it_says(b"following bide.v1.schedule")
+        process.wait_until_it_says(words)
         yield process
     finally:
         if process.process.poll() is None:

@@ -79,11 +79,6 @@ class Program:
         return stderr
 
 
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
 def lines(text: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 

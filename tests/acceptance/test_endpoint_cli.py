@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from tests.support import Vhost
 
 
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
 def test_both_sides_can_use_a_created_endpoint_without_declaring(
     vhost: Vhost, program: Program, routing: Routing

@@ -29,11 +29,6 @@ log = logging.getLogger(__name__)
 PARKED = 10_000
 
 
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
 def fill(vhost: Vhost, number: int = 3, *, failed_on: str = "orders", **options: Any) -> None:
     """Park messages in the queue ``error``, as of the queue ``orders``."""
 

@@ -32,11 +32,6 @@ AGAIN_AFTER = 15.0
 EVIL = "\x1b[31mred\nFORGED\u202e\x07"
 
 
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
 def on_a_terminal(program: Program, *arguments: str, answer: bytes = b"") -> tuple[int, str]:
     """Run it as at a terminal, and answer its question."""
     pid, terminal = pty.fork()

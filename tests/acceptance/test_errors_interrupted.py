@@ -23,11 +23,6 @@ QUIET = 2.0
 """Seconds in which some more would have arrived at the pace of these tests."""
 
 
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
 def sending(program: Program, vhost: Vhost, *arguments: str, number: int = NUMBER // 10) -> subprocess.Popen[str]:
     """A command that has sent at least this number of messages."""
     process = subprocess.Popen(

@@ -36,6 +36,7 @@ from bide.local_broker.installation import find_installation
 from bide.topology import Argument
 from bide.topology.rendering import definitions
 from tests.acceptance.test_cli import SMALL, Program
+from tests.broker.receiving import declare
 from tests.broker.test_delayed_plugin_terms import rabbitmqctl
 from tests.polling import wait_while_running
 from tests.readme import shape
@@ -69,11 +70,6 @@ DEFINITIONS: dict[str, list[dict[str, Any]]] = {
         for number in range(40)
     ],
 }
-
-
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
 
 
 def plugin_folders(rabbitmq: Rabbitmq, named: str) -> Iterator[Path]:
@@ -120,12 +116,7 @@ async def put(url: str, topology: bide.Topology, messages: list[tuple[str, str, 
     """Declare exchanges of the plugin, and publish as a client without bide does."""
     connection = await Connection.open(BrokerUrl.parse(url))
     async with await connection.channel(confirms=True) as channel:
-        for exchange in topology.exchanges:
-            await channel.declare_exchange(exchange)
-        for queue in topology.queues:
-            await channel.declare_queue(queue)
-        for binding in topology.bindings:
-            await channel.bind(binding)
+        await declare(channel, topology)
         await asyncio.gather(
             *(
                 channel.publish(exchange=exchange, routing_key=key, values=values, body=body, mandatory=False)

@@ -8,7 +8,6 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -19,7 +18,6 @@ import bide
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.protocol import DelayInfrastructure
-from bide.local_broker import LocalBroker
 from bide.migration import Migration
 from bide.topology import Queue, Topology
 from tests.acceptance.test_cli import Program
@@ -35,18 +33,6 @@ COMMAND = (
 )
 IN_FLIGHT = 100 * 28
 """Messages that a migration holds at most: its prefetch for each level."""
-
-
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
-@pytest.fixture
-def other_vhost(broker: LocalBroker) -> Iterator[Vhost]:
-    name = "another"
-    yield Vhost(name=name, url=broker.add_vhost(name), broker=broker)
-    broker.delete_vhost(name)
 
 
 @dataclass(frozen=True)

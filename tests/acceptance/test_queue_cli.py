@@ -6,8 +6,6 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-import pytest
-
 import bide
 from bide.admin.delivery_limit import limited_queues
 from bide.admin.locate import management_api
@@ -19,11 +17,6 @@ from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from tests.support import Vhost
-
-
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
 
 
 def set_policy(vhost: Vhost, policy: Policy) -> None:

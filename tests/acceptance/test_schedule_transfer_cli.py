@@ -8,14 +8,12 @@ import shlex
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
 import bide
-from bide.local_broker import LocalBroker
 from tests.acceptance.test_cli import Program
 from tests.faults.cutting import Proxy
 from tests.relay_process import gate
@@ -24,18 +22,6 @@ from tests.timeouts import TIMEOUT
 
 LONG_NUMBER = NUMBER or 20_000
 LONG = [pytest.mark.long, pytest.mark.timeout(max(1800, LONG_NUMBER // 25))]
-
-
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
-@pytest.fixture
-def other_vhost(broker: LocalBroker) -> Iterator[Vhost]:
-    name = "another-log"
-    yield Vhost(name=name, url=broker.add_vhost(name), broker=broker)
-    broker.delete_vhost(name)
 
 
 async def fill(client: bide.Client, number: int) -> dict[str, datetime]:

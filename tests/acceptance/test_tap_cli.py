@@ -22,11 +22,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "taps.md").read_text()
 NSB = ("--layout", "nservicebus", "--routing", "direct")
 
 
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
 def without_address(text: str) -> str:
     return re.sub(r" on \S+, virtual host [^\s:]+", " on HERE", text)
 

@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from tests.support import Vhost
 
 
-@pytest.fixture
-def program(vhost: Vhost) -> Program:
-    return Program(vhost)
-
-
 def test_list_prints_one_json_array(program: Program) -> None:
     listed: list[dict[str, Any]] = json.loads(program.ok("topology", "list", "--json"))
     assert [one["name"] for one in listed] == [one.name for one in PATTERNS]

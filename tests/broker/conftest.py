@@ -17,6 +17,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.local_broker import LocalBroker
 from bide.management.api import ManagementApi
+from tests.broker.receiving import connected
 from tests.support import Vhost
 
 SMALL_CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))
@@ -63,9 +64,8 @@ async def client(clock_url: str) -> AsyncIterator[bide.Client]:
 @pytest.fixture
 async def connection(clock_url: str) -> AsyncIterator[Connection]:
     """A bare connection to the same virtual host, for what the client does not do."""
-    connection = await Connection.open(BrokerUrl.parse(clock_url))
-    yield connection
-    await connection.close()
+    async with connected(clock_url) as connection:
+        yield connection
 
 
 @pytest.fixture
@@ -78,9 +78,8 @@ async def api(vhost: Vhost) -> AsyncIterator[ManagementApi]:
 @pytest.fixture
 async def vhost_connection(vhost: Vhost) -> AsyncIterator[Connection]:
     """A bare connection to a virtual host of its own."""
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    yield connection
-    await connection.close()
+    async with connected(vhost.url) as connection:
+        yield connection
 
 
 @pytest.fixture

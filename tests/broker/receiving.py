@@ -1,4 +1,4 @@
-"""Helpers of the broker tests: receive, count and wait."""
+"""Helpers of the broker tests: declare, receive, count and wait."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from itertools import count
 import pytest
 
 import bide
+from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.transport import Tcp
 from bide.amqp.url import BrokerUrl
 from bide.client.broker_state import BrokerState
 from bide.errors import TargetNotFoundError
-from bide.topology import Queue
+from bide.topology import Queue, Topology
 from tests.timeouts import TIMEOUT
 
 _names = count(1)
@@ -33,6 +34,16 @@ def fresh(stem: str) -> str:
 def stack_of(record: logging.LogRecord) -> str:
     """The stack trace of a log record; empty without one."""
     return "".join(traceback.format_exception(*record.exc_info)) if record.exc_info else ""
+
+
+async def declare(channel: Channel, topology: Topology) -> None:
+    """Declare without the checks of a client."""
+    for exchange in topology.exchanges:
+        await channel.declare_exchange(exchange)
+    for queue in topology.queues:
+        await channel.declare_queue(queue)
+    for binding in topology.bindings:
+        await channel.bind(binding)
 
 
 async def receive(client: bide.Client, queue: str, number: int, *, seconds: float = TIMEOUT) -> list[bide.Message]:
@@ -92,6 +103,16 @@ async def ready_at(url: str, queue: str) -> int:
     """Ready messages in a queue, asked over a connection of its own."""
     async with connected(url) as connection:
         return await ready(connection, queue)
+
+
+async def until_ready(url: str, queue: str, number: int) -> None:
+    """Wait until a queue has this number of ready messages, asked over a connection of its own."""
+    async with connected(url) as connection:
+
+        async def has_arrived() -> bool:
+            return await ready(connection, queue) == number
+
+        await eventually(has_arrived)
 
 
 async def state_of(client: bide.Client) -> BrokerState:

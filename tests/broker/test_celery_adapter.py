@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import signal
 import sys
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from bide.topology import Exchange, Topology
 from tests.acceptance.test_cli import Program
 from tests.broker.receiving import connected, eventually, receive
 from tests.broker.schedule_log import gating
+from tests.broker.workers import killed_at_the_end
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -72,14 +72,8 @@ async def running(folder: Path, url: str, *arguments: str, log: str) -> AsyncIte
             stdout=output,
             stderr=asyncio.subprocess.STDOUT,
         )
-    try:
+    async with killed_at_the_end(process):
         yield process
-    finally:
-        if process.returncode is None:
-            # It may have ended already, and asyncio has not noticed it yet.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
 
 
 @asynccontextmanager

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.broker.receiving import connected, eventually, has_consumer
+from tests.broker.workers import killed_at_the_end
 from tests.timeouts import TIMEOUT
 
 PAGE = Path(__file__).parents[2] / "docs" / "celery.md"
@@ -54,14 +54,8 @@ async def running(folder: Path, url: str, *arguments: str, **options: Any) -> As
     process = await asyncio.create_subprocess_exec(
         sys.executable, *arguments, cwd=folder, env=environment, start_new_session=True, **options
     )
-    try:
+    async with killed_at_the_end(process):
         yield process
-    finally:
-        if process.returncode is None:
-            # It may have ended already, and asyncio has not noticed it yet.
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
 
 
 async def output(folder: Path, url: str, program: str) -> str:

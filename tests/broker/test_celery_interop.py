@@ -123,11 +123,9 @@ async def client(vhost_url: str) -> AsyncIterator[bide.Client]:
 
 
 @pytest.fixture
-async def connection(vhost_url: str) -> AsyncIterator[Connection]:
+def connection(vhost_connection: Connection) -> Connection:
     """A bare connection to the same virtual host."""
-    connection = await Connection.open(BrokerUrl.parse(vhost_url))
-    yield connection
-    await connection.close()
+    return vhost_connection
 
 
 @pytest.fixture

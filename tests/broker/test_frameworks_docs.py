@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import signal
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from bide.errors import TargetNotFoundError
 from tests.broker.receiving import eventually, ready_at
+from tests.broker.workers import killed_at_the_end
 from tests.readme import blocks, commands_of
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -59,12 +59,8 @@ class Session:
                 stderr=log,
                 start_new_session=True,
             )
-        try:
+        async with killed_at_the_end(process):
             yield
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
 
     async def output(self, command: str) -> str:
         """The output of a Python program that ends."""

@@ -15,6 +15,7 @@ from bide.amqp.url import BrokerUrl
 from bide.errors import BideError, DeclarationMismatchError
 from bide.local_broker import LocalBroker
 from bide.topology import Argument, Binding, Exchange, Queue, Topology
+from tests.broker.receiving import declare
 
 Act = Callable[[Channel], Awaitable[Any]]
 
@@ -142,13 +143,7 @@ async def outcome(act: Act, url: BrokerUrl) -> tuple[Any, ...]:
 
 async def prepare(url: BrokerUrl) -> None:
     connection = await Connection.open(url)
-    channel = await connection.channel()
-    for exchange in THERE.exchanges:
-        await channel.declare_exchange(exchange)
-    for one in THERE.queues:
-        await channel.declare_queue(one)
-    for binding in THERE.bindings:
-        await channel.bind(binding)
+    await declare(await connection.channel(), THERE)
     await connection.close()
 
 

@@ -8,16 +8,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
-
 import bide
-from bide.local_broker import LocalBroker
 from bide.topology import Binding, Exchange, Queue, Topology
-from tests.broker.receiving import fresh
 from tests.broker.schedule_log import gating
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -26,13 +21,6 @@ PAGE = (Path(__file__).parents[2] / "docs" / "migrating.md").read_text(encoding=
 NEW_URL = "amqp://new.example.org"
 
 _CHANGING = re.compile(r"virtual host \S+|127\.0\.0\.1:\d+")
-
-
-@pytest.fixture
-def other_vhost(broker: LocalBroker) -> Iterator[Vhost]:
-    name = fresh("other")
-    yield Vhost(name=name, url=broker.add_vhost(name), broker=broker)
-    broker.delete_vhost(name)
 
 
 def run_section(heading: str, vhost: Vhost, other_url: str = "") -> None:

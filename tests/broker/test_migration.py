@@ -23,9 +23,8 @@ from bide.migration import Migration
 from bide.relay import Relay
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import connected, eventually, ready_at
+from tests.broker.receiving import connected, eventually, ready_at, receive
 from tests.support import Vhost
-from tests.timeouts import TIMEOUT
 
 LAYOUTS: dict[str, DelayInfrastructure] = {
     "clock": SMALL_CLOCK,
@@ -194,14 +193,8 @@ async def publish_raw(
 
 
 async def received(vhost: Vhost, queue: str, number: int) -> list[bide.Message]:
-    found: list[bide.Message] = []
-    async with asyncio.timeout(TIMEOUT), bide.connect(vhost.url) as client, client.consume(queue) as messages:
-        async for message in messages:
-            await message.ack()
-            found.append(message)
-            if len(found) == number:
-                break
-    return found
+    async with bide.connect(vhost.url) as client:
+        return await receive(client, queue, number)
 
 
 async def put(vhost: Vhost, *infrastructures: DelayInfrastructure, queues: Iterable[str] = ()) -> None:

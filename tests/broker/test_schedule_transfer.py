@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,24 +10,16 @@ import pytest
 
 import bide
 from bide.errors import InvalidInputError, MigrationRunningError, NotAppliedError
-from bide.local_broker import LocalBroker
 from bide.migration import ScheduleTransfer
 from bide.migration.lock import MigrationLock
 from bide.schedules.entries import WaitingSchedule
 from bide.schedules.names import ScheduleNames
-from tests.broker.receiving import connected, fresh, receive
+from tests.broker.receiving import connected, receive
 from tests.broker.schedule_log import gating
 from tests.support import Vhost
 
 FAR = datetime(2040, 1, 2, tzinfo=UTC)
 TARGETS = bide.Topology(queues=[bide.Queue.quorum("reminders"), bide.Queue.quorum("mail")])
-
-
-@pytest.fixture
-def other_vhost(broker: LocalBroker) -> Iterator[Vhost]:
-    name = fresh("transfer")
-    yield Vhost(name=name, url=broker.add_vhost(name), broker=broker)
-    broker.delete_vhost(name)
 
 
 @pytest.fixture

@@ -14,11 +14,11 @@ from bide.errors import BrokerError
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.queue_arguments import QUEUE_TYPES, RULES
 from bide.topology.validation import problems
+from tests.broker.receiving import declare
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from bide.amqp.channel import Channel
     from bide.topology import Argument
 
 pytestmark = pytest.mark.anyio
@@ -139,15 +139,6 @@ async def test_the_broker_refuses_what_validation_reports(connection: Connection
         await declare(channel, topology)
 
     assert problems(topology)
-
-
-async def declare(channel: Channel, topology: Topology) -> None:
-    for exchange in topology.exchanges:
-        await channel.declare_exchange(exchange)
-    for queue in topology.queues:
-        await channel.declare_queue(queue)
-    for binding in topology.bindings:
-        await channel.bind(binding)
 
 
 async def test_a_name_with_a_line_break_is_changed_by_the_broker(connection: Connection) -> None:

@@ -1,10 +1,12 @@
-"""Gates and relays that work during a test."""
+"""Gates, relays and processes that work during a test."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Protocol
 
 from bide.amqp.connection import Connection
@@ -37,3 +39,15 @@ async def at_work(worker: Worker) -> AsyncIterator[None]:
         worker.stop()
         async with asyncio.timeout(TIMEOUT):
             await running
+
+
+@asynccontextmanager
+async def killed_at_the_end(process: asyncio.subprocess.Process) -> AsyncIterator[None]:
+    """Kill a process at the end, and its children; it was started in a session of its own."""
+    try:
+        yield
+    finally:
+        # It may have ended already.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

@@ -15,6 +15,7 @@ import trustme
 import bide
 from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import PLUGINS
+from tests.broker.receiving import fresh, receive
 from tests.faults.proxy import Proxy
 from tests.leaks import no_leaks
 from tests.support import Rabbitmq, Vhost
@@ -23,6 +24,16 @@ CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds
 """20 digit queues: applied in a moment."""
 
 BODY_LIMIT = 100_000
+
+
+async def declared(url: str) -> str:
+    """A queue, with the clock and a binding to it in place."""
+    queue = fresh("q")
+    async with bide.connect(url, infrastructure=CLOCK) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
+        await client.publish(b"", to=queue, delay="1s")
+        await receive(client, queue, 1)
+    return queue
 
 
 def too_old(vhost: Vhost) -> Callable[[bytes], bytes]:

@@ -1,9 +1,10 @@
-"""A TCP proxy that breaks connections at a chosen byte or frame."""
+"""TCP proxies, and one for AMQP that breaks connections at a chosen byte or frame."""
 
 from __future__ import annotations
 
 import asyncio
 import struct
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from types import TracebackType
@@ -16,6 +17,9 @@ QUEUE_DECLARE = (50, 10)
 QUEUE_BIND = (50, 20)
 ACK = (60, 80)
 NACK = (60, 120)
+
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""The two directions of a connection."""
 
 _HEAD = struct.Struct(">BHI")
 _METHOD = struct.Struct(">HH")
@@ -39,42 +43,28 @@ def url_of(*proxies: Proxy) -> str:
     return urlunsplit(first._replace(netloc=hosts, query="order=given"))
 
 
-class Proxy:
-    """Stands between clients and a broker.
+class TcpProxy(ABC):
+    """Accepts connections, and opens one to the broker for each.
 
     Attributes:
-        budget: called for every new connection; returns the bytes from the client until it breaks, None: never.
-        on_method: what to do when a client sends this method for the next time, once: cut the connection before the
-            frame, in the middle of it, or let it pass and throw away what the broker answers from then on.
-        rewrite: changes what the broker says.
-        rate: maximum bytes per second in each direction; None: unlimited.
-        lag: seconds by which the broker's answers are held up.
+        moving: unset while nothing passes in either direction, though all connections stand.
         deaf: while set, what the broker answers is thrown away.
         refusing: while set, new connections are closed at once.
         accepted: how many connections there were.
-        cuts: how many of them the proxy broke.
-        sent: bytes that clients have sent so far.
-        methods: how often clients have sent each method.
+        cuts: how many the proxy broke.
     """
 
     def __init__(self, url: str) -> None:
         self._parts = urlsplit(url)
         self._server: asyncio.Server | None = None
-        self._pairs: set[_Pair] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._accepting: set[asyncio.StreamWriter] = set()
         self.moving = asyncio.Event()
         self.moving.set()
-        self.budget: Callable[[], int | None] = lambda: None
-        self.on_method: dict[tuple[int, int], Literal["before", "inside", "deaf"]] = {}
-        self.rewrite: Callable[[bytes], bytes] = bytes
-        self.rate: int | None = None
-        self.lag = 0.0
         self.deaf = False
         self.refusing = False
         self.accepted = 0
         self.cuts = 0
-        self.sent = 0
-        self.methods: Counter[tuple[int, int]] = Counter()
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -86,9 +76,8 @@ class Proxy:
         assert self._server is not None
         self._server.close()
         self.moving.set()
-        for pair in list(self._pairs):
-            pair.abort()
         while self._tasks:
+            self.cut()
             await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.wait_closed()
 
@@ -102,6 +91,75 @@ class Proxy:
 
     def cut(self) -> None:
         """Break all connections, without a goodbye."""
+        for writer in self._accepting:
+            writer.transport.abort()
+
+    def stall(self) -> None:
+        """Let nothing pass from now on, though all connections stand."""
+        self.moving.clear()
+
+    def resume(self) -> None:
+        """Let everything pass again, first what was held up."""
+        self.moving.set()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        if self.refusing:
+            writer.transport.abort()
+            return
+        assert self._parts.hostname
+        assert self._parts.port
+        accepting = asyncio.current_task()
+        assert accepting is not None
+        self._keep(accepting)
+        self._accepting.add(writer)
+        try:
+            broker = await asyncio.open_connection(self._parts.hostname, self._parts.port)
+        finally:
+            self._accepting.discard(writer)
+        if writer.transport.is_closing():
+            # It was cut meanwhile.
+            broker[1].transport.abort()
+            return
+        self._connected((reader, writer), broker)
+
+    @abstractmethod
+    def _connected(self, client: Streams, broker: Streams) -> None:
+        """Begin to pass on what a client and the broker send."""
+
+    def _keep(self, task: asyncio.Task[None]) -> None:
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class Proxy(TcpProxy):
+    """Stands between clients and a broker.
+
+    Attributes:
+        budget: called for every new connection; returns the bytes from the client until it breaks, None: never.
+        on_method: what to do when a client sends this method for the next time, once: cut the connection before the
+            frame, in the middle of it, or let it pass and throw away what the broker answers from then on.
+        rewrite: changes what the broker says.
+        rate: maximum bytes per second in each direction; None: unlimited.
+        lag: seconds by which the broker's answers are held up.
+        sent: bytes that clients have sent so far.
+        methods: how often clients have sent each method.
+    """
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._pairs: set[_Pair] = set()
+        self.budget: Callable[[], int | None] = lambda: None
+        self.on_method: dict[tuple[int, int], Literal["before", "inside", "deaf"]] = {}
+        self.rewrite: Callable[[bytes], bytes] = bytes
+        self.rate: int | None = None
+        self.lag = 0.0
+        self.sent = 0
+        self.methods: Counter[tuple[int, int]] = Counter()
+
+    def cut(self) -> None:
+        """See :meth:`TcpProxy.cut`."""
+        super().cut()
         for pair in list(self._pairs):
             self.cut_one(pair)
 
@@ -119,34 +177,16 @@ class Proxy:
             pair.to_client.transport.abort()
         return list(self._pairs)
 
-    def stall(self) -> None:
-        """Let nothing pass from now on, though all connections stand."""
-        self.moving.clear()
-
     def half_close(self) -> None:
         """Tell every client that the broker will send no more, and go on listening to it."""
         for pair in self._pairs:
             pair.to_client.write_eof()
 
-    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.accepted += 1
-        if self.refusing:
-            writer.transport.abort()
-            return
-        assert self._parts.hostname
-        assert self._parts.port
-        accepting = asyncio.current_task()
-        assert accepting is not None
-        self._keep(accepting)
-        far_reader, far_writer = await asyncio.open_connection(self._parts.hostname, self._parts.port)
-        pair = _Pair(self, writer, far_writer, self.budget())
+    def _connected(self, client: Streams, broker: Streams) -> None:
+        pair = _Pair(self, client[1], broker[1], self.budget())
         self._pairs.add(pair)
-        self._keep(asyncio.create_task(pair.from_client(reader)))
-        self._keep(asyncio.create_task(pair.from_broker(far_reader)))
-
-    def _keep(self, task: asyncio.Task[None]) -> None:
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keep(asyncio.create_task(pair.from_client(client[0])))
+        self._keep(asyncio.create_task(pair.from_broker(broker[0])))
 
     def action(self, frame: bytes) -> Literal["before", "inside", "deaf"] | None:
         """Count a frame of a client, and return what to do with it."""

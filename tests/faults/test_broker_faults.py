@@ -24,7 +24,7 @@ from bide.errors import (
     VirtualHostError,
 )
 from tests.broker.receiving import eventually, fresh
-from tests.faults.conftest import BODY_LIMIT, DedicatedBroker
+from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker
 from tests.support import flush_declarations
 from tests.timeouts import TIMEOUT
 
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from bide.local_broker import LocalBroker
-
-CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ from bide.errors import (
 )
 from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage
-from tests.broker.receiving import connection_of, eventually, fresh, ready
+from tests.broker.receiving import connection_of, eventually, fresh, until_ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
 from tests.polling import wait_until
@@ -229,13 +229,7 @@ async def test_messages_with_lost_confirms_are_sent_again(vhost: Vhost, proxy: P
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.on_method[PUBLISH] = "deaf"
         publishing = asyncio.create_task(collect_results(client.publish_many(generated(queue, 300))))
-        connection = await Connection.open(BrokerUrl.parse(vhost.url))
-
-        async def stored() -> bool:
-            return await ready(connection, queue) == 300
-
-        await eventually(stored)
-        await connection.close()
+        await until_ready(vhost.url, queue, 300)
         assert not publishing.done()
         proxy.cut()
         known, error = await publishing
@@ -250,22 +244,17 @@ async def test_messages_with_lost_confirms_are_sent_again(vhost: Vhost, proxy: P
 async def test_a_message_refused_on_repeat_is_in_doubt(vhost: Vhost, proxy: Proxy, many: bool) -> None:
     queue = fresh("full")
     arguments: dict[str, Any] = {"x-queue-type": "quorum", "x-max-length": 1, "x-overflow": "reject-publish"}
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
-
-    async def stored(number: int) -> bool:
-        return await ready(connection, queue) == number
-
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue(queue, arguments=arguments)]))
         # A quorum queue takes one more than its limit before it refuses.
         await client.publish(b"", to=queue)
-        await eventually(partial(stored, 1))
+        await until_ready(vhost.url, queue, 1)
         proxy.on_method[PUBLISH] = "deaf"
         if many:
             publishing = asyncio.ensure_future(
                 collect_results(client.publish_many([OutgoingMessage(b"", to=queue, message_id="one")]))
             )
-            await eventually(partial(stored, 2))
+            await until_ready(vhost.url, queue, 2)
             proxy.cut()
             known, error = await publishing
             assert error is None
@@ -273,7 +262,7 @@ async def test_a_message_refused_on_repeat_is_in_doubt(vhost: Vhost, proxy: Prox
             cause = known["one"].error
         else:
             sending = asyncio.ensure_future(client.publish(b"", to=queue, message_id="one"))
-            await eventually(partial(stored, 2))
+            await until_ready(vhost.url, queue, 2)
             proxy.cut()
             with pytest.raises(PublishInDoubtError) as caught:
                 await sending
@@ -284,7 +273,6 @@ async def test_a_message_refused_on_repeat_is_in_doubt(vhost: Vhost, proxy: Prox
         # Sent once, and refused, it is not there.
         with pytest.raises(PublishRefusedError):
             await client.publish(b"", to=queue)
-    await connection.close()
 
 
 @pytest.mark.parametrize("many", [True, False])
@@ -296,9 +284,6 @@ async def test_a_message_that_cannot_be_repeated_is_in_doubt(
     connection = await Connection.open(BrokerUrl.parse(vhost.url))
     vhost.broker.add_user("limited", "secret")
     vhost.broker.set_permissions(vhost.name, "limited")
-
-    async def stored() -> bool:
-        return await ready(connection, queue) == 1
 
     try:
         url = proxy.url.replace(f"bide:{vhost.broker.password}", "limited:secret")
@@ -321,7 +306,7 @@ async def test_a_message_that_cannot_be_repeated_is_in_doubt(
                 return caught.value
 
             sending = asyncio.create_task(fate())
-            await eventually(stored)
+            await until_ready(vhost.url, queue, 1)
             if change == "deleted":
                 async with await connection.channel() as channel:
                     await channel.delete_exchange(exchange)
@@ -484,13 +469,7 @@ async def test_closing_the_client_leaves_unconfirmed_messages_in_doubt(vhost: Vh
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.rewrite = _without_confirms
         publishing = asyncio.create_task(collect_results(client.publish_many(generated(queue, 300))))
-        connection = await Connection.open(BrokerUrl.parse(vhost.url))
-
-        async def stored() -> bool:
-            return await ready(connection, queue) == 300
-
-        await eventually(stored)
-        await connection.close()
+        await until_ready(vhost.url, queue, 300)
         await client.close()
         known, error = await publishing
     assert known == {}
@@ -583,12 +562,7 @@ async def test_results_known_before_the_failure_are_in_the_error(vhost: Vhost, p
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
         publishing = asyncio.ensure_future(client.publish_many(source()))
-        connection = await Connection.open(BrokerUrl.parse(vhost.url))
-
-        async def stored(number: int) -> bool:
-            return await ready(connection, queue) == number
-
-        await eventually(partial(stored, 9))
+        await until_ready(vhost.url, queue, 9)
         publisher = await connection_of(client)
 
         async def confirmed() -> bool:
@@ -597,8 +571,7 @@ async def test_results_known_before_the_failure_are_in_the_error(vhost: Vhost, p
 
         await eventually(confirmed)
         more.set()
-        await eventually(partial(stored, 19))
-        await connection.close()
+        await until_ready(vhost.url, queue, 19)
         proxy.cut()
         with pytest.raises(BulkInDoubtError) as caught:
             await publishing

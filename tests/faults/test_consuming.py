@@ -20,7 +20,15 @@ from bide.errors import (
     DeliveryLostError,
     TargetNotFoundError,
 )
-from tests.broker.receiving import connection_of, consuming_connection_of, eventually, fresh, ready, receive
+from tests.broker.receiving import (
+    connection_of,
+    consuming_connection_of,
+    eventually,
+    fresh,
+    ready,
+    receive,
+    until_ready,
+)
 from tests.faults.proxy import CONSUME, Proxy
 from tests.support import Vhost
 from tests.timeouts import MAX_LATENESS, TIMEOUT
@@ -61,7 +69,7 @@ async def test_prefetched_messages_are_not_delivered_twice_after_a_cut(vhost: Vh
             await message.ack()
             if len(received) == 5:
                 # 20 in all, 5 acknowledged, 10 prefetched: 5 are ready once the broker has the acknowledgements.
-                await eventually(partial(_has_ready, vhost.url, queue, 5))
+                await until_ready(vhost.url, queue, 5)
                 proxy.cut()
                 await eventually(partial(_is_off, messages))
             if len(received) == 20:
@@ -72,14 +80,6 @@ async def test_prefetched_messages_are_not_delivered_twice_after_a_cut(vhost: Vh
 
 async def _is_off(consumer: bide.Consumer) -> bool:
     return not consumer.subscribed
-
-
-async def _has_ready(url: str, queue: str, number: int) -> bool:
-    connection = await Connection.open(BrokerUrl.parse(url))
-    try:
-        return await ready(connection, queue) == number
-    finally:
-        await connection.close()
 
 
 @pytest.mark.parametrize("where", ["before", "inside", "deaf"])
@@ -342,7 +342,7 @@ async def test_acks_just_before_the_close_are_processed(vhost: Vhost, ending: st
         await consumer.close()
     await client.close()
     # A queue takes back what was not acknowledged a moment after the channel has closed.
-    await eventually(partial(_has_ready, vhost.url, queue, 300))
+    await until_ready(vhost.url, queue, 300)
 
 
 async def test_a_close_with_acks_keeps_the_order_and_touches_no_message_that_waits(vhost: Vhost) -> None:
@@ -352,7 +352,7 @@ async def test_a_close_with_acks_keeps_the_order_and_touches_no_message_that_wai
         for message in received[1::2]:
             await message.ack()
     left = [str(number) for number in range(400) if number > 100 or number % 2 == 0]
-    await eventually(partial(_has_ready, vhost.url, queue, len(left)))
+    await until_ready(vhost.url, queue, len(left))
     async with bide.connect(vhost.url) as client:
         rest = await receive(client, queue, len(left))
     assert [one.message_id for one in rest] == left
@@ -370,7 +370,7 @@ async def test_a_consumer_that_stops_keeps_its_acks_and_touches_no_message_that_
         for message in reversed(received):
             await message.ack()
             channel.flush_acks()
-    await eventually(partial(_has_ready, vhost.url, queue, 300))
+    await until_ready(vhost.url, queue, 300)
     async with bide.connect(vhost.url) as client:
         rest = await receive(client, queue, 300)
     assert [one.message_id for one in rest] == [str(number) for number in range(100, 400)]

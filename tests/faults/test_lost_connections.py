@@ -6,7 +6,6 @@ import asyncio
 import random
 from collections import Counter
 from contextlib import suppress
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -20,7 +19,8 @@ from bide.errors import (
     DeliveryLostError,
     PublishInDoubtError,
 )
-from tests.broker.receiving import connection_of, eventually, fresh, ready, receive
+from tests.broker.receiving import connection_of, eventually, receive, until_ready
+from tests.faults.conftest import CLOCK, declared
 from tests.faults.cutting import Proxy
 from tests.timeouts import MAX_LATENESS, TIMEOUT
 
@@ -29,22 +29,11 @@ if TYPE_CHECKING:
 
     from tests.support import Vhost
 
-CLOCK = bide.Clock(max_delay=timedelta(seconds=10), resolution=timedelta(seconds=1))
-
 
 @pytest.fixture
 async def proxy(vhost: Vhost) -> AsyncIterator[Proxy]:
     async with Proxy(vhost.url) as proxy:
         yield proxy
-
-
-async def declared(url: str) -> str:
-    queue = fresh("q")
-    async with bide.connect(url, infrastructure=CLOCK) as client:
-        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        await client.publish(b"", to=queue, delay="1s")
-        await receive(client, queue, 1)
-    return queue
 
 
 async def test_a_message_without_a_confirm_is_repeated(vhost: Vhost, proxy: Proxy) -> None:
@@ -53,18 +42,12 @@ async def test_a_message_without_a_confirm_is_repeated(vhost: Vhost, proxy: Prox
         await client.publish(b"first", to=queue)
         proxy.deaf = True
         publishing = asyncio.create_task(client.publish(b"second", to=queue, message_id="same"))
-        connection = await Connection.open(BrokerUrl.parse(vhost.url))
-
-        async def stored() -> bool:
-            return await ready(connection, queue) == 2
-
-        await eventually(stored)
+        await until_ready(vhost.url, queue, 2)
         assert not publishing.done()
         proxy.deaf = False
         proxy.cut()
         receipt = await publishing
         assert receipt.attempts == 2
-        await connection.close()
         messages = await receive(client, queue, 3)
     assert [message.message_id for message in messages][1:] == ["same", "same"]
 
@@ -75,13 +58,7 @@ async def test_with_on_lost_raise_a_message_without_a_confirm_is_in_doubt(vhost:
         await client.publish(b"first", to=queue)
         proxy.deaf = True
         publishing = asyncio.create_task(client.publish(b"second", to=queue, message_id="doubtful"))
-        connection = await Connection.open(BrokerUrl.parse(vhost.url))
-
-        async def stored() -> bool:
-            return await ready(connection, queue) == 2
-
-        await eventually(stored)
-        await connection.close()
+        await until_ready(vhost.url, queue, 2)
         proxy.deaf = False
         proxy.cut()
         with pytest.raises(PublishInDoubtError, match="doubtful") as caught:

@@ -26,32 +26,11 @@ from bide.errors import (
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
-from tests.broker.receiving import connection_of, eventually, fresh, ready, ready_at, receive, state_of
-from tests.faults.conftest import CLOCK, too_old
+from tests.broker.receiving import connection_of, eventually, fresh, ready_at, receive, state_of, until_ready
+from tests.faults.conftest import CLOCK, declared, too_old
 from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy
 from tests.support import Vhost
 from tests.timeouts import MAX_LATENESS, TIMEOUT
-
-
-async def declared(url: str) -> str:
-    """A queue, with the clock and a binding to it in place."""
-    queue = fresh("q")
-    async with bide.connect(url, infrastructure=CLOCK) as client:
-        await client.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
-        await client.publish(b"", to=queue, delay="1s")
-        await receive(client, queue, 1)
-    return queue
-
-
-async def stored(url: str, queue: str, number: int) -> None:
-    """Wait until a queue has ``number`` messages."""
-    connection = await Connection.open(BrokerUrl.parse(url))
-
-    async def has_arrived() -> bool:
-        return await ready(connection, queue) == number
-
-    await eventually(has_arrived)
-    await connection.close()
 
 
 @pytest.mark.parametrize("delay", [None, "1s"])
@@ -71,7 +50,7 @@ async def test_an_interrupted_message_is_sent_again(
         assert message.due is not None
         assert receipt.due is not None
         assert timedelta(0) <= message.due - receipt.due < timedelta(milliseconds=1)
-    await stored(vhost.url, queue, 0)
+    await until_ready(vhost.url, queue, 0)
 
 
 async def test_a_message_with_a_lost_confirm_is_sent_again(vhost: Vhost, proxy: Proxy) -> None:
@@ -79,7 +58,7 @@ async def test_a_message_with_a_lost_confirm_is_sent_again(vhost: Vhost, proxy: 
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.on_method[PUBLISH] = "deaf"
         publishing = asyncio.create_task(client.publish(b"twice", to=queue, message_id="same"))
-        await stored(vhost.url, queue, 1)
+        await until_ready(vhost.url, queue, 1)
         assert not publishing.done()
         proxy.cut()
         receipt = await publishing
@@ -93,7 +72,7 @@ async def test_with_on_lost_raise_a_lost_confirm_is_reported(vhost: Vhost, proxy
     async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
         proxy.on_method[PUBLISH] = "deaf"
         publishing = asyncio.create_task(client.publish(b"doubtful", to=queue, message_id="doubtful"))
-        await stored(vhost.url, queue, 1)
+        await until_ready(vhost.url, queue, 1)
         proxy.cut()
         with pytest.raises(PublishInDoubtError, match=r"'doubtful'.*was lost.*send it again with the same") as caught:
             await publishing
@@ -102,7 +81,7 @@ async def test_with_on_lost_raise_a_lost_confirm_is_reported(vhost: Vhost, proxy
         # What was not sent is not in doubt: it waits for the connection, and the client goes on.
         proxy.cut()
         assert (await client.publish(b"", to=queue)).attempts == 1
-    await stored(vhost.url, queue, 2)
+    await until_ready(vhost.url, queue, 2)
 
 
 @pytest.mark.parametrize("then", ["closed", "too old"])
@@ -113,7 +92,7 @@ async def test_a_sent_message_is_in_doubt_when_waiting_for_the_broker_ends(
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
         proxy.on_method[PUBLISH] = "deaf"
         publishing = asyncio.create_task(client.publish(b"", to=queue, message_id="doubtful"))
-        await stored(vhost.url, queue, 1)
+        await until_ready(vhost.url, queue, 1)
         accepted = proxy.accepted
         if then == "closed":
             proxy.refusing = True
@@ -146,7 +125,7 @@ async def test_messages_to_an_exchange_being_deleted_are_in_doubt(vhost: Vhost, 
         await client.publish(b"", exchange=exchange)
         proxy.rewrite = _without_confirms
         taken = [asyncio.create_task(client.publish(b"", exchange=exchange)) for _ in range(50)]
-        await stored(vhost.url, queue, 51)
+        await until_ready(vhost.url, queue, 51)
         async with await connection.channel() as channel:
             await channel.delete_exchange(exchange)
         more = [asyncio.create_task(client.publish(b"", exchange=exchange)) for _ in range(50)]
@@ -438,7 +417,7 @@ async def test_closing_the_client_ends_waiting_publishes(vhost: Vhost, proxy: Pr
         await client.publish(b"", to=queue)
         proxy.rewrite = _without_confirms
         unconfirmed = asyncio.create_task(client.publish(b"", to=queue, message_id="unconfirmed"))
-        await stored(vhost.url, queue, 2)
+        await until_ready(vhost.url, queue, 2)
         await client.close()
         with pytest.raises(PublishInDoubtError, match=r"unconfirmed.*closed"):
             await unconfirmed

@@ -8,10 +8,8 @@ from datetime import timedelta
 from functools import partial
 
 import bide
-from bide.amqp.connection import Connection
-from bide.amqp.url import BrokerUrl
 from bide.client.message_sync import SyncMessage
-from tests.broker.receiving import eventually, fresh, ready
+from tests.broker.receiving import eventually, fresh, until_ready
 from tests.faults.proxy import Proxy
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -62,14 +60,8 @@ async def test_messages_arrive_once_in_order_and_the_rest_is_requeued(vhost: Vho
     queue = await filled(vhost.url, 500)
     first = await asyncio.to_thread(received, vhost.url, queue, are_250, nothing)
     assert first == [str(one) for one in range(250)]
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
-
-    async def back() -> bool:
-        return await ready(connection, queue) == 250
-
     # The broker hears of a channel's end a little later.
-    await eventually(back)
-    await connection.close()
+    await until_ready(vhost.url, queue, 250)
     second = await asyncio.to_thread(received, vhost.url, queue, are_250, nothing)
     assert second == [str(one) for one in range(250, 500)]
 

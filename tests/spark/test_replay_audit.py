@@ -20,7 +20,7 @@ from bide.pipelines.replay import tap_reader
 from bide.pipelines.replay.choices import Choices
 from bide.pipelines.replay.from_audit import chosen_of, failures, find
 from bide.topology import Queue, Topology
-from tests.audited_shop import AuditedShop, events, fill
+from tests.audited_shop import AuditedShop, check_that_a_limit_counts_only_available_messages, fill
 from tests.broker.conftest import SMALL_CLOCK
 from tests.spark.receiving import drain, drain_all, rest
 from tests.spark.spark_processes import LOCAL, started
@@ -201,19 +201,7 @@ def test_messages_missing_in_the_streams_are_reported(
 
 @pytest.mark.long
 def test_a_limit_counts_only_available_messages(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:
-    async def publish(client: bide.Client) -> None:
-        await client.publish_many(events("discarded", range(9, 10)))
-
-    # The oldest failure, of a message that no tap has seen.
-    shop.work(publish)
-    fill(shop, 3)
-    for number in range(2):
-        assert shop.replay("--limit", "1", "--skip-missing", "--json") == 0
-        done = json.loads(capsys.readouterr().out)
-        assert (done["sent"], done["unseen"]) == (1, 1)
-        assert [one.message_id for one in drain(shop.url, "orders", 1)] == [f"m{number}"]
-    assert shop.replay("--limit", "1") == 1
-    assert "1 that no tap has seen" in capsys.readouterr().err
+    check_that_a_limit_counts_only_available_messages(shop, capsys)
 
 
 def test_a_second_replay_is_refused_while_the_first_runs(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,6 +17,7 @@ from bide.migration.copies import TakenMessage
 from bide.migration.migration import PREFETCH
 from bide.schedules.names import ScheduleNames
 from bide.topology import Binding, Exchange, Queue, Topology
+from tests.broker.receiving import receive
 from tests.timeouts import TIMEOUT
 
 LAYOUTS: dict[str, DelayInfrastructure] = {
@@ -64,11 +65,11 @@ async def test_messages_keep_their_due_times_from_any_level(source: str, target:
         assert (done.moved, done.uncertain, done.left, dict(done.set_aside)) == (6, 0, {}, {})
         found = []
         for queue, number in (("orders.eu", 2), ("events", 2)):
-            found += await received(client, queue, number)
+            found += await receive(client, queue, number)
         for step in ("45m", "25h", "38d", "2d"):
             b.clock.advance(step)
         for queue in ("orders.eu", "events"):
-            found += await received(client, queue, 3)
+            found += await receive(client, queue, 3)
     assert {one.message_id for one in found} == set(due)
     for one in found:
         assert one.body == str(one.headers["number"]).encode()
@@ -92,17 +93,6 @@ async def test_a_forged_record_of_a_gate_is_set_aside(source: str) -> None:
         done = await Migration(client.url, before, after, allow=["*"]).run()
         assert (done.moved, done.set_aside.total()) == (0, 1)
         assert "belongs to the schedule log" in next(iter(done.set_aside))
-
-
-async def received(client: bide.Client, queue: str, number: int) -> list[bide.Message]:
-    found: list[bide.Message] = []
-    async with asyncio.timeout(TIMEOUT), client.consume(queue) as messages:
-        async for message in messages:
-            await message.ack()
-            found.append(message)
-            if len(found) == number:
-                return found
-    return found
 
 
 class _Held(Migration):

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from bide.cli import continuation
-from bide.cli.advice import with_options
-from bide.cli.output import echo, print_json, progress_bar, working
+from bide.cli.output import echo, echo_reasons, print_json, progress_bar, working
 from bide.cli.running import run_async, run_until_signal
 from bide.cli.settings import (
     Settings,
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from bide.migration import Migrated, WaitingCount
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
-
-_SHOWN_REASONS = 10
 
 
 def _options(command: _Decorated) -> _Decorated:
@@ -172,8 +169,7 @@ def _print_migrated(done: Migrated, source: DelayInfrastructure) -> None:
         )
     if done.redelivered:
         echo(f"{done.redelivered:>9}  of them delivered before, possible duplicates")
-    for reason, count in done.set_aside.most_common(_SHOWN_REASONS):
-        echo(f"{count:>9}  set aside: {with_options(reason)}")
+    echo_reasons("set aside", done.set_aside)
     for queue, count in done.left.items():
         echo(f"{count:>9}  left in {queue}")
     if not done.left:

@@ -7,6 +7,7 @@ import select
 import shutil
 import sys
 from base64 import b64encode
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
@@ -16,8 +17,12 @@ from typing import Any, Final
 
 import click
 
+from bide.cli.advice import with_options
 from bide.cli.folding import hanging
 from bide.foreign_text import visible, visible_json
+
+SHOWN_REASONS: Final = 10
+"""The maximum number of reasons that a command prints."""
 
 _NARROWEST: Final = 30
 """The width to assume for a terminal that is narrower, or reports no width."""
@@ -55,6 +60,12 @@ def echo(
     elif colour is not None:
         shown = click.style(shown, fg=colour)
     click.echo(shown, err=err)
+
+
+def echo_reasons(outcome: str, reasons: Counter[str]) -> None:
+    """Print the most common reasons for an outcome, such as ``left``, with their counts."""
+    for reason, count in reasons.most_common(SHOWN_REASONS):
+        echo(f"{count:>9}  {outcome}: {with_options(reason)}")
 
 
 def terminal_width() -> int | None:

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from bide.cli import continuation
-from bide.cli.advice import with_options
-from bide.cli.output import echo, print_json, progress_bar, working
+from bide.cli.output import echo, echo_reasons, print_json, progress_bar, working
 from bide.cli.running import run_async, run_until_signal
 from bide.cli.settings import Settings, broker_options, json_option, pass_settings
 from bide.errors import BideError
@@ -16,9 +15,6 @@ from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.migration import SchedulesTransferred
-
-_SHOWN_REASONS = 10
-"""The maximum number of reasons that are printed."""
 
 
 @click.command()
@@ -71,8 +67,7 @@ def _print_transferred(done: SchedulesTransferred) -> None:
         echo(f"{done.kept:>9}  of them changed or delivered on the other broker too")
     if done.repeated:
         echo(f"{done.repeated:>9}  delivered by both brokers")
-    for reason, count in done.left.most_common(_SHOWN_REASONS):
-        echo(f"{count:>9}  left: {with_options(reason)}")
+    echo_reasons("left", done.left)
     # Schedules that were left for a reason may have been delivered since.
     if (soon := done.waiting - done.left.total()) > 0:
         echo(f"{soon:>9}  left: due soon, or scheduled after the others were moved")

@@ -11,7 +11,7 @@ import click
 
 from bide.cli import continuation
 from bide.cli.advice import with_options
-from bide.cli.output import echo, print_json, progress_bar, working
+from bide.cli.output import SHOWN_REASONS, echo, echo_reasons, print_json, progress_bar, working
 from bide.cli.running import confirm, run_async, run_until_signal
 from bide.cli.settings import (
     Settings,
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from bide.timeouts.tables import TimeoutTable
 
 _Decorated = TypeVar("_Decorated", bound=Callable[..., Any])
-
-_SHOWN_REASONS = 10
 
 
 @click.group()
@@ -355,7 +353,7 @@ def _print_preview(found: list[EndpointPreview]) -> None:
         echo(f"{one.endpoint:<{width}}  {one.count:>9}  {one.past:>9}  {ends[0]:>20}  {ends[1]:>20}")
         for destination, count in one.destinations.most_common():
             echo(f"{'':<{width}}  {count:>9}  to {destination}")
-        for reason, count in one.problems.most_common(_SHOWN_REASONS):
+        for reason, count in one.problems.most_common(SHOWN_REASONS):
             echo(f"{'':<{width}}  {count:>9}  cannot move: {with_options(reason)}", colour="red")
     total = quantity(sum(one.count for one in found), "timeout")
     echo(f"{total} of {quantity(len(found), 'endpoint')}; nothing was changed")
@@ -367,8 +365,7 @@ def _print_migrated(done: TimeoutsMigrated) -> None:
     echo(f"{done.sent.total():>9}  sent")
     if done.repeated:
         echo(f"{done.repeated:>9}  perhaps sent before, possible duplicates")
-    for reason, count in done.left.most_common(_SHOWN_REASONS):
-        echo(f"{count:>9}  left: {with_options(reason)}")
+    echo_reasons("left", done.left)
     if done.past:
         echo(f"{done.past:>9}  left: past due; the endpoint sends them, or --past send")
 

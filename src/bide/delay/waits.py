@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from bide.delay.cascade_keys import queue_name
 from bide.delay.clock_digits import LEVELS, RESOLUTION, Level
+from bide.delay.forwarding import parse_target
 from bide.delay.protocol import HEADER_PICK_UP_KEY, HEADER_TO, ExchangeTarget, QueueTarget, Target, Wait
 from bide.delay.release import released_address
 from bide.errors import InvalidInputError
@@ -167,10 +168,8 @@ def _named_target(headers: Mapping[str, Any], routing_key: str, *, is_isolated: 
     text = headers.get(HEADER_TO)
     if text is None:
         return None
-    kind, _, name = text.partition(":") if isinstance(text, str) else ("", "", "")
-    if kind not in ("q", "x") or not name:
-        raise InvalidInputError(f"the header {HEADER_TO} is {text!r}: it names neither a queue nor an exchange")
-    return QueueTarget(name, is_isolated) if kind == "q" else ExchangeTarget(name, routing_key)
+    target = parse_target(text, routing_key)
+    return QueueTarget(target.queue, is_isolated) if isinstance(target, QueueTarget) else target
 
 
 def _keyed_target(keys: Sequence[str], routing_key: str) -> Target | None:

@@ -46,13 +46,13 @@ class ScheduleIndex:
         try:
             self._lock = _lock(path)
         except OSError as error:
-            raise _unusable(path, error) from error
+            raise unusable_index(path, error) from error
         try:
             self._sql = _open_or_replace(path)
         except BaseException as error:
             os.close(self._lock)
             if isinstance(error, sqlite3.OperationalError | OSError):
-                raise _unusable(path, error) from error
+                raise unusable_index(path, error) from error
             raise
         self.state = SqliteState(self._sql)
         self._checkpoints = _Checkpoints(path)
@@ -163,7 +163,8 @@ def _lock(path: Path) -> int:
     return file
 
 
-def _unusable(path: Path, error: Exception) -> InvalidInputError:
+def unusable_index(path: Path, error: Exception) -> InvalidInputError:
+    """The error of an index that cannot be opened, read or written."""
     return InvalidInputError(f"the index {path} cannot be used: {error}; name another folder")
 
 

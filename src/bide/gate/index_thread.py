@@ -10,7 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
-from bide.errors import InvalidInputError, ScheduleIndexError
+from bide.errors import ScheduleIndexError
+from bide.gate.index import unusable_index
 
 _P = ParamSpec("_P")
 _Result = TypeVar("_Result")
@@ -66,6 +67,6 @@ class IndexThread:
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise InvalidInputError(f"the index {self._path} cannot be used: {error}; name another folder") from error
+            raise unusable_index(self._path, error) from error
         except sqlite3.DatabaseError as error:
             raise ScheduleIndexError(f"the index {self._path} is damaged: {error}") from error

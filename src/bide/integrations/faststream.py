@@ -30,7 +30,7 @@ from bide.client.schedule_result import ScheduleResult
 from bide.delay.clock import Clock
 from bide.delay.protocol import ExchangeTarget, QueueTarget, Target
 from bide.durations import DelayLike, parse_delay
-from bide.errors import InvalidDelayError, InvalidInputError
+from bide.errors import InvalidInputError
 from bide.integrations.aio_pika import AioPikaDelays
 from bide.recoverability.history import HEADER_RETRIES
 from bide.runtime.backoff import Backoff
@@ -82,10 +82,7 @@ def delayed(delay: DelayLike, *, key: str | None = None) -> dict[str, Any]:
     Raises:
         InvalidDelayError: the delay cannot be read, or is negative.
     """
-    parsed = parse_delay(delay)
-    if parsed < timedelta(0):
-        raise InvalidDelayError(f"the delay {delay!r} is negative: give zero or more")
-    return {HEADER: Delayed(parsed, key)}
+    return {HEADER: Delayed(parse_delay(delay), key)}
 
 
 class DelayMiddleware:

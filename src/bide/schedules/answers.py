@@ -32,9 +32,7 @@ def decode_answer(body: bytes) -> ScheduleAnswer:
     fields, rest = read_head("an answer of a gate", body)
     check_version(fields, VERSION)
     answer = read_answer(fields)
-    fields.end()
-    if rest:
-        raise ScheduleRecordError(f"an answer of a gate has {len(rest)} bytes too many")
+    fields.end(rest)
     return answer
 
 

@@ -136,10 +136,16 @@ class RecordFields:
         """Whether the field exists and was not taken yet."""
         return name in self._left
 
-    def end(self) -> None:
-        """Check that no field is left."""
+    def end(self, rest: bytes = b"") -> None:
+        """Check that no field is left, and no byte after the object.
+
+        Args:
+            rest: the bytes after an object that nothing may follow.
+        """
         if self._left:
             raise ScheduleRecordError(f"{self.what} has unknown fields: {', '.join(sorted(map(repr, self._left)))}")
+        if rest:
+            raise ScheduleRecordError(f"{self.what} has {len(rest)} bytes too many")
 
     def error(self, name: str, value: object, wanted: str) -> ScheduleRecordError:
         """The error for a field."""

@@ -15,7 +15,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
-from bide.errors import ScheduleRecordError
 from bide.schedules.answers import check_version
 from bide.schedules.encoding import filter_fields, read_filter, read_key
 from bide.schedules.entries import UnderWay, WaitingSchedule
@@ -195,9 +194,7 @@ def decode_question(body: bytes) -> ScheduleQuestion:
     fields, rest = read_head("a question to a gate", body)
     check_version(fields, VERSION)
     question = _question(fields)
-    fields.end()
-    if rest:
-        raise ScheduleRecordError(f"a question to a gate has {len(rest)} bytes too many")
+    fields.end(rest)
     return question
 
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 from bide.errors import TimeoutStoreError
 from bide.timeouts.database import Database
 from bide.timeouts.dialects import Cursor
-from bide.timeouts.tables import EARLIEST, LATEST, StoredTimeout, TimeoutTable, database_time, stored_timeout
+from bide.timeouts.tables import LATEST, StoredTimeout, TimeoutTable, database_time, stored_timeout
 
 ENDPOINTS: Final = "bide_timeout_endpoints"
 """The table of the endpoints of all runs."""
@@ -226,15 +226,6 @@ class ClaimedTable:
         ((number,),) = self._database.query(
             f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} >= %s AND {self._time} <= %s AND {self._is_time}",
             (database_time(earliest), database_time(latest)),
-        )
-        return int(number)
-
-    def count_unreadable(self) -> int:
-        """The number of stored timeouts without a due time, or with one that Python cannot read."""
-        ((number,),) = self._database.query(
-            f"SELECT COUNT(*) FROM {self._source} WHERE ({self._is_time}) IS NOT TRUE OR {self._time} < %s "
-            f"OR {self._time} > %s",
-            (database_time(EARLIEST), database_time(LATEST)),
         )
         return int(number)
 

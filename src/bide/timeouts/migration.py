@@ -31,6 +31,7 @@ from bide.timeouts.tables import (
     check_table,
     check_transactions,
     choose_tables,
+    count_unreadable,
     find_tables,
 )
 from bide.timeouts.worker_thread import WorkerThread
@@ -193,7 +194,7 @@ class TimeoutMigration:
         for table in tables:
             if self._past == "leave":
                 self.done.past += table.count(self._cutoff or EARLIEST, datetime.now(UTC))
-            if unreadable := table.count_unreadable():
+            if unreadable := count_unreadable(database, table.table):
                 self.done.left[UNREADABLE_TIME] += unreadable
         runs.end(self.done.run, COMPLETED)
 

@@ -26,6 +26,7 @@ from bide.timeouts.tables import (
     TimeoutTable,
     check_table,
     choose_tables,
+    count_unreadable,
     database_time,
     find_tables,
     has_bytes_or_text,
@@ -173,12 +174,8 @@ def _read_table(
     time, source = quote(table.time), database.table(table.name)
     is_time = database.dialect.is_time.format(time)
     bounds = (database_time(cutoff), database_time(LATEST))
-    unreadable = database.query(
-        f"SELECT COUNT(*) FROM {source} WHERE ({is_time}) IS NOT TRUE OR {time} < %s OR {time} > %s",
-        (database_time(EARLIEST), database_time(LATEST)),
-    )
-    if unreadable[0][0]:
-        one.problems[UNREADABLE_TIME] += int(unreadable[0][0])
+    if unreadable := count_unreadable(database, table):
+        one.problems[UNREADABLE_TIME] += unreadable
     headers_column = "NULL" if table.headers is None else quote(table.headers)
     # Bodies can be large, and bytes or text can always be sent.
     body_column = "NULL" if has_bytes_or_text(database, table) else quote(table.state)

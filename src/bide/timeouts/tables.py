@@ -203,6 +203,18 @@ def stored_timeout(row: tuple[Any, ...]) -> StoredTimeout:
     return StoredTimeout(identity, destination, headers, state, due)
 
 
+def count_unreadable(database: Database, table: TimeoutTable) -> int:
+    """The number of stored timeouts without a due time, or with one that Python cannot read."""
+    time = database.dialect.quote(table.time)
+    is_time = database.dialect.is_time.format(time)
+    ((number,),) = database.query(
+        f"SELECT COUNT(*) FROM {database.table(table.name)} WHERE ({is_time}) IS NOT TRUE OR {time} < %s "
+        f"OR {time} > %s",
+        (database_time(EARLIEST), database_time(LATEST)),
+    )
+    return int(number)
+
+
 def database_time(moment: datetime) -> datetime:
     """A time as the databases store it: in UTC, without a zone."""
     return moment.astimezone(UTC).replace(tzinfo=None)

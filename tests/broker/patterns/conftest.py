@@ -8,7 +8,6 @@ import pytest
 
 import bide
 from bide.amqp.connection import Connection
-from bide.amqp.url import BrokerUrl
 from tests.broker.conftest import SMALL_CLOCK
 
 
@@ -20,8 +19,6 @@ async def client(vhost_url: str) -> AsyncIterator[bide.Client]:
 
 
 @pytest.fixture
-async def connection(vhost_url: str) -> AsyncIterator[Connection]:
-    """A bare connection, for what the client does not do."""
-    connection = await Connection.open(BrokerUrl.parse(vhost_url))
-    yield connection
-    await connection.close()
+def connection(vhost_connection: Connection) -> Connection:
+    """A bare connection to the same virtual host, for what the client does not do."""
+    return vhost_connection
