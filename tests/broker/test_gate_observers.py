@@ -86,7 +86,7 @@ async def test_what_a_gate_does_is_counted_and_measured(client: bide.Client, vho
         await receive(client, "mails", 2)
         await receive(client, NAMES.undeliverable, 1)
 
-        expected = {
+        expected: dict[tuple[str, ...], float] = {
             ("bide_gate_messages_total", "delivered", "q:mails"): 2,
             ("bide_gate_messages_total", "undeliverable", "q:secret"): 1,
             ("bide_gate_lateness_seconds_count", "q:mails"): 2,
