@@ -78,7 +78,7 @@ async def api(vhost: Vhost) -> AsyncIterator[ManagementApi]:
 @pytest.fixture
 async def vhost_connection(vhost: Vhost) -> AsyncIterator[Connection]:
     """A bare connection to a virtual host of its own."""
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
     yield connection
     await connection.close()
 
