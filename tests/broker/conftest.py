@@ -78,7 +78,7 @@ async def api(vhost: Vhost) -> AsyncIterator[ManagementApi]:
 @pytest.fixture
 async def vhost_connection(vhost: Vhost) -> AsyncIterator[Connection]:
     """A bare connection to a virtual host of its own."""
-    async with connected(vhost.url) as connection:
+    async with connected(vhost.idle_url) as connection:
         yield connection
 
 

@@ -20,7 +20,7 @@ class Recorder(Observer):
         self.ready = asyncio.Event()
 
     async def started(self, client: bide.Client) -> None:
-        """The endpoint is consuming."""
+        """The endpoint has declared everything, and is about to consume."""
         self.ready.set()
 
     async def happened(self, event: Event) -> None:
@@ -42,7 +42,7 @@ class Recorder(Observer):
 
 @asynccontextmanager
 async def running(app: bide.Endpoint, client: bide.Client, recorder: Recorder) -> AsyncIterator[None]:
-    """Run an endpoint, and stop it in good order."""
+    """Run an endpoint, which has declared everything when the block begins, and stop it in good order."""
     work = asyncio.create_task(app.run(client))
     started = asyncio.create_task(recorder.ready.wait())
     try:

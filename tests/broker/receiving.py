@@ -90,11 +90,11 @@ async def connected(url: str) -> AsyncIterator[Connection]:
         await connection.close()
 
 
-async def has_consumer(connection: Connection, queue: str) -> bool:
-    """Whether a queue exists and has a consumer."""
+async def has_consumer(connection: Connection, queue: str, number: int = 1) -> bool:
+    """Whether a queue exists and has this number of consumers, or more."""
     async with await connection.channel() as channel:
         try:
-            return bool((await channel.declare_queue(Queue(queue), passive=True)).consumer_count)
+            return bool((await channel.declare_queue(Queue(queue), passive=True)).consumer_count >= number)
         except TargetNotFoundError:
             return False
 

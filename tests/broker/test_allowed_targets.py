@@ -54,9 +54,9 @@ async def stranger(vhost: Vhost) -> AsyncIterator[Connection]:
         await asyncio.to_thread(
             broker.rabbitmqctl, "set_permissions", "-p", vhost.name, STRANGER, "^$", r"\.check-in$", "^$"
         )
-        connection = await Connection.open(
-            BrokerUrl.parse(broker.vhost_url(vhost.name, user=STRANGER, password="secret"))
-        )
+        # Without heartbeats: a test is blocked while a relay starts.
+        url = f"{broker.vhost_url(vhost.name, user=STRANGER, password='secret')}?heartbeat=0"
+        connection = await Connection.open(BrokerUrl.parse(url))
         yield connection
         await connection.close()
     finally:
@@ -79,7 +79,7 @@ async def test_a_relay_does_not_deliver_where_the_sender_may_not_write(vhost: Vh
         {"bide_to": "q:orders.eu", "bide_cc": ["salaries"]},
         {"bide_to": "q:orders.eu", "CC": [HALL.distributing_queue]},
     )
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
     with relay(vhost, *QUICKLY, "--allow", "orders.*", "--allow", "x:shop") as process:
         for number, headers in enumerate(refused):
             await _check_in(stranger, body=b"%d" % number, **headers)
@@ -115,7 +115,7 @@ class _TwoOfAName(dict[str, Any]):
 
 async def test_a_relay_ignores_a_second_bcc_header(vhost: Vhost, stranger: Connection) -> None:
     """The broker removes one BCC header as it routes by it. The next would be in force as the relay publishes."""
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
     with relay(vhost, *QUICKLY, "--allow", "orders.*"):
         async with await stranger.channel(confirms=True) as channel:
             for delay in (0, 300):

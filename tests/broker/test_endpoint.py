@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from bide.recoverability.failed import FailedMessage
 from bide.recoverability.history import read_nservicebus_time
 from bide.topology import Binding, Exchange, Queue
 from tests.broker.endpoints import Recorder, running
-from tests.broker.receiving import eventually, fresh, leaping_clock, receive
+from tests.broker.receiving import eventually, fresh, has_consumer, leaping_clock, receive
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -148,7 +149,9 @@ async def test_a_message_that_succeeds_on_a_retry_is_not_parked(client: bide.Cli
     assert [(one.attempt, one.retries) for one in recorder.events] == [(1, 0), (2, 0), (1, 1), (2, 1)]
 
 
-async def test_immediate_retries_are_counted_by_the_queue_for_all_its_consumers(client: bide.Client) -> None:
+async def test_immediate_retries_are_counted_by_the_queue_for_all_its_consumers(
+    client: bide.Client, connection: Connection
+) -> None:
     queue, first, second = fresh("shared"), Recorder(), Recorder()
     tries: list[str] = []
 
@@ -163,6 +166,7 @@ async def test_immediate_retries_are_counted_by_the_queue_for_all_its_consumers(
         return app
 
     async with running(made("first", first), client, first), running(made("second", second), client, second):
+        await eventually(partial(has_consumer, connection, queue, 2))
         for number in range(4):
             await client.publish(b"x", to=queue, message_id=f"{number}")
 

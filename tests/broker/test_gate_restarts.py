@@ -77,8 +77,8 @@ async def client(vhost: Vhost, request: pytest.FixtureRequest, quiet: None) -> A
 
 @pytest.fixture
 async def log(vhost: Vhost, client: bide.Client) -> AsyncIterator[LogClient]:
-    """A client of the log."""
-    async with log_client(vhost.url) as log:
+    """A client of the log. Some tests are blocked while the process of a gate starts."""
+    async with log_client(vhost.idle_url) as log:
         yield log
 
 

@@ -37,7 +37,7 @@ class Log:
 
     def beat(self, gate: str, leads: bool, *, after: int | None = None) -> Beat:
         self.clock += 1
-        self.gates[gate].sent(self.clock, self.now)
+        self.gates[gate].sent(self.clock, self.now, leads=leads)
         return beat_of(gate, self.clock, self.offset if after is None else after, leads)
 
     def append(self, beat: Beat) -> None:
@@ -64,6 +64,18 @@ def test_of_two_gates_that_take_over_at_once_the_first_one_leads(log: Log) -> No
     log.append(second)
     assert log.leaders() == {"a"}
     assert log.is_leading() == ["a"]
+
+
+def test_a_gate_may_come_to_lead_until_it_has_read_its_beat(log: Log) -> None:
+    """So a gate that stops waits for it, and releases the partition then."""
+    gate = log.gates["a"]
+    log.append(log.beat("a", STANDBY))
+    found = [gate.may_come_to_lead]
+    beat = log.beat("a", LEADER)
+    found.append(gate.may_come_to_lead)
+    log.append(beat)
+    found.append(gate.may_come_to_lead)
+    assert found == [False, True, False]
 
 
 def test_a_leader_that_is_replaced_steps_back(log: Log) -> None:
@@ -254,7 +266,7 @@ class World:
             )
             if leads is not None:
                 self.clock += 1
-                leadership.sent(self.clock, self.now)
+                leadership.sent(self.clock, self.now, leads=leads)
                 beat = beat_of(gate.name, self.clock, gate.places[number] - 1, leads)
                 gate.unsent.append((self.now + self.rng.uniform(0.002, 0.05), number, beat))
 
@@ -310,7 +322,7 @@ def test_after_any_disturbance_each_partition_has_one_leader_in_five_seconds(see
 def test_a_gate_does_not_lead_on_a_new_connection_before_it_has_read_a_beat() -> None:
     """Its index may have been built anew meanwhile, as of an earlier record."""
     leadership = PartitionLeadership("mine", 0.0)
-    leadership.sent(1, 0.0)
+    leadership.sent(1, 0.0, leads=True)
     leadership.read(0, Beat(gate="mine", leads=True, clock=1, after=-1, count=0), 0.1)
     assert leadership.leads(0.2)
     leadership.on_connection_lost()

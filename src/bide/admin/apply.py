@@ -13,6 +13,7 @@ from typing import Any, Final
 from bide.admin.declaring import RETRY_FOR, Declaring, is_temporary
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
+from bide.amqp.queue_counts import count_again
 from bide.errors import (
     AccessRefusedError,
     BrokerError,
@@ -378,8 +379,10 @@ def _check_empty(counts: Mapping[str, int], force: bool) -> None:
 
 async def message_counts(connection: Connection, queues: Sequence[Queue]) -> dict[str, int]:
     """Ready messages by queue name; queues that do not exist are left out."""
+    asked_at = asyncio.get_running_loop().time()
     async with Declaring(connection) as declaring:
         replies = await _replies_by_name(declaring, queues)
+    await count_again(connection, replies, asked_at)
     return {name: reply.message_count or 0 for name, reply in replies.items()}
 
 

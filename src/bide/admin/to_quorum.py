@@ -27,6 +27,7 @@ from bide.admin.exclusive_access import without_other_connections
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
+from bide.amqp.queue_counts import queue_counts
 from bide.amqp.reply_codes import PRECONDITION_FAILED
 from bide.delay import recognition
 from bide.delay.forwarding import carry_user_id
@@ -371,5 +372,5 @@ async def _bindings(api: ManagementApi, vhost: str, queue: str, holding: str) ->
 async def _counts(connection: Connection, queue: str) -> tuple[int, int]:
     """The numbers of ready messages and of consumers."""
     async with await connection.channel() as channel:
-        reply = await channel.declare_queue(Queue(queue), passive=True)
+        reply = await queue_counts(channel, queue)
     return int(reply.message_count), int(reply.consumer_count)

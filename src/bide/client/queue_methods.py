@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from bide.admin.apply import exists
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
+from bide.amqp.queue_counts import queue_counts
 from bide.amqp.reply_codes import is_refusal
 from bide.amqp.url import BrokerUrl
 from bide.client.private_queues import PrivateQueues
@@ -159,7 +160,7 @@ class QueueMethods:
             BrokerError: the broker cannot be reached, or refuses.
         """
         check_name("queue", queue)
-        reply = await self._call(queue, lambda channel: channel.declare_queue(Queue(queue), passive=True))
+        reply = await self._call(queue, lambda channel: queue_counts(channel, queue))
         return int(reply.message_count)
 
     async def purge(self, queue: str) -> int:

@@ -11,6 +11,7 @@ from typing import Final
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
+from bide.amqp.queue_counts import queue_counts
 from bide.amqp.url import BrokerUrl
 from bide.error_queues.browsed_message import BrowsedMessage, deliveries_of
 from bide.error_queues.delay_queues import refuse_waiting
@@ -18,7 +19,6 @@ from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, TargetNotFoundError
 from bide.runtime.logs import logger
-from bide.topology import Queue
 
 log = logger(__name__)
 
@@ -181,7 +181,7 @@ class QueueBrowser:
 
     async def _ready_count(self) -> int:
         with self._request():
-            return int((await self._channel.declare_queue(Queue(self._queue), passive=True)).message_count)
+            return int((await queue_counts(self._channel, self._queue)).message_count)
 
     async def _refuse_stream(self) -> None:
         try:
@@ -288,7 +288,7 @@ async def browse(
     try:
         channel = await connection.channel()
         try:
-            counted = await channel.declare_queue(Queue(queue), passive=True)
+            counted = await queue_counts(channel, queue)
         except TargetNotFoundError as error:
             raise TargetNotFoundError(
                 f"there is no queue {queue!r} on the virtual host {url.vhost!r}: check its name",

@@ -57,11 +57,14 @@ class PartitionLeadership:
         self._heard_leader_at = now
         self._heard_at: dict[str, float] = {}
         self._unread: dict[int, float] = {}
+        self._unread_leading = set[int]()
         self._next_beat_at = now
 
     def read(self, offset: int, beat: Beat, now: float) -> None:
         """Take the next beat of the log."""
         self._heard_at[beat.gate] = now
+        if beat.gate == self._gate:
+            self._unread_leading.discard(beat.clock)
         if beat.gate == self._gate and (sent_at := self._unread.pop(beat.clock, None)) is not None:
             self.proven_at = sent_at
             self.has_missed = self.has_missed or any(other < sent_at for other in self._unread.values())
@@ -75,20 +78,29 @@ class PartitionLeadership:
                 # The gate is about to end, or leads more partitions than others, so it is not a candidate.
                 del self._heard_at[beat.gate]
 
-    def sent(self, clock: int, now: float) -> None:
+    def sent(self, clock: int, now: float, *, leads: bool) -> None:
         """Remember a beat that was sent. All beats are sent on one channel, in order.
 
         Args:
             clock: the wall clock in the beat.
+            leads: whether the beat says that this gate leads.
         """
         self._unread[clock] = now
+        if leads:
+            self._unread_leading.add(clock)
         self._next_beat_at = now + BEAT_EVERY
 
     def on_connection_lost(self) -> None:
         """Forget the beats that were sent, which may never be in the log, and whether this gate was current."""
         self._unread.clear()
+        self._unread_leading.clear()
         self.has_missed = False
         self.proven_at = None
+
+    @property
+    def may_come_to_lead(self) -> bool:
+        """Whether a beat that says that this gate leads was sent, and not read back."""
+        return bool(self._unread_leading)
 
     def is_current(self, now: float) -> bool:
         """Whether this gate has read a beat of its own that it sent a short while ago."""

@@ -278,7 +278,7 @@ class PartitionSession:
                 snapshot=position.snapshot,
             )
         )
-        self._leadership.sent(clock, now)
+        self._leadership.sent(clock, now, leads=leads)
 
     async def _change(self, *, is_leading: bool) -> None:
         self._is_leading = is_leading
@@ -304,7 +304,9 @@ class PartitionSession:
     def _finish(self) -> None:
         """Let the partition go when nothing is in flight any more."""
         if self._leadership.leader != self._gate.gate:
-            self._gate.was_let_go = not self._deliveries.in_flight and not self._unconfirmed
+            # Other gates would wait for a gate that has ended before it has read that it leads.
+            is_undecided = self._unconfirmed or self._leadership.may_come_to_lead
+            self._gate.was_let_go = not self._deliveries.in_flight and not is_undecided
         elif self._deliveries.is_settled and not self._is_letting_go:
             # The next beat says that this gate no longer leads. It is the last beat, and this gate reads it back.
             self._is_letting_go = True

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Self
 import pyarrow as pa
 
 from bide.amqp.connection import Connection
+from bide.amqp.queue_counts import queue_counts
 from bide.amqp.url import BrokerUrl
 from bide.client.subscription import Subscription
 from bide.client.sync import connect_sync
@@ -33,7 +34,6 @@ from bide.runtime.logs import logger
 from bide.runtime.wording import quantity
 from bide.spark.columns import QUEUE_COLUMNS, arrow_schema, table_schema
 from bide.spark.queue_source import rows_of
-from bide.topology import Queue
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -237,8 +237,7 @@ class _DrainConsumer:
         return found
 
     async def _ready(self) -> int:
-        counted = await self._subscription.channel.declare_queue(Queue(self._queue), passive=True)
-        return int(counted.message_count)
+        return int((await queue_counts(self._subscription.channel, self._queue)).message_count)
 
     def acknowledge(self, held: list[BrowsedMessage]) -> None:
         """Acknowledge messages, and wait until the broker has removed them from the queue.

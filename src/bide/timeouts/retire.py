@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from bide.admin.apply import exists
 from bide.amqp.connection import Connection
+from bide.amqp.queue_counts import queue_counts
 from bide.amqp.reply_codes import PRECONDITION_FAILED
 from bide.amqp.url import BrokerUrl
 from bide.errors import BrokerError
@@ -139,7 +140,7 @@ async def _inspect_queues(connection: Connection, found: Retirement) -> None:
         if not await exists(connection, Topology(queues=[Queue(name)])):
             continue
         async with await connection.channel() as channel:
-            reply = await channel.declare_queue(Queue(name), passive=True)
+            reply = await queue_counts(channel, name)
         found.queues[name] = int(reply.message_count)
         if reply.message_count:
             found.problems.append(f"the queue {name!r} has {quantity(reply.message_count, 'message')}")
