@@ -16,6 +16,7 @@ from pathlib import Path
 import httpx2
 
 import bide
+from tests.broker.receiving import eventually
 from tests.broker.schedule_log import gating, wait_for_leaders
 from tests.readme import ROOT, blocks, commands_of
 from tests.support import Vhost
@@ -98,6 +99,10 @@ async def test_the_commands_print_what_the_page_shows(vhost: Vhost, tmp_path: Pa
     }
     assert all(sections.values())
     async with bide.connect(vhost.url) as client, shop(vhost) as port:
+
+        async def is_reported() -> bool:
+            return await client.scheduled("invoice:42") is None
+
         async with (
             gating(vhost.url, tmp_path / "gate", allow=["reminders"]),
             program(vhost, "mailer.py") as mailer,
@@ -109,6 +114,8 @@ async def test_the_commands_print_what_the_page_shows(vhost: Vhost, tmp_path: Pa
                     assert (title, await curl(command, port)) == (title, printed.rstrip("\n"))
             await client.run_now("invoice:42")
             assert await line_of(mailer, "to ") == "to bob@example.org: please pay 50 for order 42\n"
+            # The mailer may have the message before the gate has its confirm, and reports it.
+            await eventually(is_reported)
             for command, printed in sections["Paid too late"]:
                 assert await curl(command, port) == printed.rstrip("\n")
             apology = "to bob@example.org: order 42 is paid, please ignore our reminder\n"
