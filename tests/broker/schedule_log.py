@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from bide.schedules.questions import QuestionAnswer, ScheduleQuestion, decode_qu
 from bide.schedules.records import Action, AddSchedule, ChangeSchedule, Operation, ScheduleFilter
 from bide.schedules.recurrence import Recurrence
 from bide.schedules.requests import RequestId
+from tests.broker.receiving import connected, eventually, has_consumer
 from tests.broker.workers import at_work
 from tests.timeouts import TIMEOUT
 
@@ -167,7 +169,18 @@ async def read_log(url: str, partition: int) -> list[LogRecord]:
 
 @asynccontextmanager
 async def gating(url: str, state: Path, **settings: Any) -> AsyncIterator[bide.Gate]:
-    """A gate at work; that it fails is an error."""
+    """A gate that has begun to read the log; that it fails is an error. See :func:`wait_for_leaders`."""
     gate = bide.Gate(url, **{"allow": ["*"], "state": state, **settings})
     async with at_work(gate):
         yield gate
+
+
+async def wait_for_leaders(url: str) -> None:
+    """Wait until gates answer questions on all partitions.
+
+    A gate that reads the log leads a moment later, and consumes the questions after that. Without a consumer,
+    ``verify`` warns, and so does a client that has waited 2 s for an answer.
+    """
+    async with connected(url) as connection:
+        for number in range(PARTITIONS):
+            await eventually(partial(has_consumer, connection, NAMES.queries(number)))

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import bide
 from bide.topology import Binding, Exchange, Queue, Topology
-from tests.broker.schedule_log import gating
+from tests.broker.schedule_log import gating, wait_for_leaders
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -90,6 +90,9 @@ async def test_the_section_about_schedules_shows_the_output_of_its_commands(
         gating(vhost.url, tmp_path / "first"),
         gating(other_vhost.url, tmp_path / "second"),
     ):
+        # Otherwise a command that has waited for an answer may print a warning.
+        for one in (vhost, other_vhost):
+            await wait_for_leaders(one.url)
         await second.declare(Topology(queues=[Queue.quorum("reminders")]))
         targets = ["reminders"] * 499 + ["mail"]
         await first.publish_many(

@@ -38,8 +38,9 @@ async def test_protected_messages_are_neither_deleted_nor_hastened(
     await install(connection, SMALL_CLOCK)
     assert await problems(connection, SMALL_CLOCK, api) == ""
     channel = await connection.channel()
-    await channel.declare_queue(bide.Queue.quorum("orders", {"x-expires": 600_000}))
+    # Before the queue is declared: under the first policy alone it would expire after 2 s.
     await put(api, vhost.name, {"expires": 600_000}, name="targets", pattern="^orders$", priority=9)
+    await channel.declare_queue(bide.Queue.quorum("orders", {"x-expires": 600_000}))
     async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
         for _ in range(10):
             await client.publish(b"", to="orders", delay="15s")

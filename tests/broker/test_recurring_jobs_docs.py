@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 import bide
-from tests.broker.schedule_log import gating
+from tests.broker.schedule_log import gating, wait_for_leaders
 from tests.readme import Shell, blocks, commands_of, shape
 from tests.support import Rabbitmq, Vhost
 
@@ -21,6 +21,8 @@ async def test_the_commands_print_what_the_page_shows(vhost: Vhost, rabbitmq: Ra
     shell = Shell(tmp_path, rabbitmq)
     shell.environment["BIDE_URL"] = vhost.url
     async with gating(vhost.url, tmp_path / "gate", allow=["jobs"]):
+        # Otherwise a command that has waited for an answer may print a warning.
+        await wait_for_leaders(vhost.url)
         for command, printed in commands:
             found = await asyncio.to_thread(shell.paste, command)
             assert (command, shape(found)) == (command, shape(printed))

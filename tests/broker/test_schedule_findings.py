@@ -19,8 +19,7 @@ from bide.schedules.encoding import encode
 from bide.schedules.names import PARTITIONS, ScheduleNames
 from bide.schedules.records import Beat
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import eventually
-from tests.broker.schedule_log import gating, now_ms
+from tests.broker.schedule_log import gating, now_ms, wait_for_leaders
 from tests.broker.test_policies import OPERATOR, POLICY, put
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -62,16 +61,12 @@ async def test_nothing_is_reported_without_a_schedule_log(vhost_connection: Conn
 async def test_a_log_with_a_gate_has_no_problems(
     connection: Connection, api: ManagementApi, vhost: Vhost, tmp_path: Path
 ) -> None:
-    async with gating(vhost.url, tmp_path / "gate") as gate:
-        await eventually(lambda: leads_all(gate))
+    async with gating(vhost.url, tmp_path / "gate"):
+        await wait_for_leaders(vhost.url)
         texts = await found_with_clocks(connection, api)
     assert {status for status, _ in texts.values()} == {"ok"}
     assert texts.keys() == CHECKS - {"schedule leaders"}
     assert "1 gate" in texts["gate clocks"][1]
-
-
-async def leads_all(gate: bide.Gate) -> bool:
-    return len(gate.leads) == PARTITIONS
 
 
 async def test_a_log_without_a_gate_is_a_warning(connection: Connection) -> None:
