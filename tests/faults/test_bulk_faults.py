@@ -39,7 +39,7 @@ from bide.messages.outgoing import OutgoingMessage
 from bide.messages.prepared import PreparedMessage
 from tests.broker.receiving import connection_of, eventually, fresh, ready
 from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, too_old
-from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy
+from tests.faults.proxy import PUBLISH, QUEUE_DECLARE, Proxy, without_confirms
 from tests.polling import wait_until
 from tests.support import SOAK, Vhost
 from tests.timeouts import MAX_LATENESS, TIMEOUT
@@ -485,7 +485,7 @@ async def test_a_timeout_names_what_was_not_done_in_time(vhost: Vhost, proxy: Pr
 async def test_closing_the_client_leaves_unconfirmed_messages_in_doubt(vhost: Vhost, proxy: Proxy) -> None:
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK) as client:
-        proxy.rewrite = _without_confirms
+        proxy.rewrite = without_confirms
         publishing = asyncio.create_task(collect_results(client.publish_many(generated(queue, 300))))
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
 
@@ -500,12 +500,6 @@ async def test_closing_the_client_leaves_unconfirmed_messages_in_doubt(vhost: Vh
     assert error is not None
     assert len(error.in_doubt) == 300
     assert isinstance(error.__cause__, ClosedError)
-
-
-def _without_confirms(data: bytes) -> bytes:
-    # An ack of 13 bytes on a channel of one digit.
-    start = data.find(b"\x00\x00\x00\x0d\x00\x3c\x00\x50")
-    return data if start < 0 else data[: start - 3]
 
 
 async def test_every_message_of_the_synchronous_publisher_is_confirmed_in_doubt_or_unsent(
