@@ -36,6 +36,7 @@ from bide.schedules.records import Operation
 from bide.schedules.requests import RequestId
 from tests import browser, firefox
 from tests.acceptance.test_cli import Program
+from tests.broker import endpoints
 from tests.broker.receiving import eventually, receive
 from tests.broker.schedule_log import gating
 from tests.browser import Browser
@@ -498,19 +499,17 @@ async def _pause_and_resume_many(page: Client, client: bide.Client) -> None:
 
 
 async def _change_failures(page: Client, client: bide.Client) -> None:
-    app = bide.Endpoint("shop", retry=bide.Retry(immediate=0, delays=[]))
+    recorder = endpoints.Recorder()
+    app = bide.Endpoint("shop", retry=bide.Retry(immediate=0, delays=[]), observers=[recorder])
 
     @app.handler
     def fail(message: bide.Message) -> None:
         raise (KeyError if message.type == "odd" else ValueError)(NASTY)
 
-    handling = asyncio.create_task(app.run(client))
-    await eventually(lambda: client.exists("shop"))
-    for number in range(6):
-        await client.publish(b"body", to="shop", type="odd" if number % 2 else "even")
-    await reaches(lambda: client.message_count("error"), 6)
-    app.stop()
-    await handling
+    async with endpoints.running(app, client, recorder):
+        for number in range(6):
+            await client.publish(b"body", to="shop", type="odd" if number % 2 else "even")
+        await recorder.until("parked", count=6)
     found = await page.get("failures", queue="error")
     groups = {one["group"].partition(" ")[0]: one for one in found["groups"]}
     assert {name: (one["count"], one["text"]) for name, one in groups.items()} == {

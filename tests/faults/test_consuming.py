@@ -187,14 +187,18 @@ async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost
             error = await connection.lost
         assert isinstance(error, ConnectionLostError)
         assert "silent for" in str(error)
-        assert 1.5 <= asyncio.get_running_loop().time() - started < MAX_LATENESS.total_seconds()
+        now = asyncio.get_running_loop().time()
+        # A slow broker may have said nothing for a while before that.
+        assert now - connection.heartbeat.received_at >= 1.5
+        assert now - started < MAX_LATENESS.total_seconds()
         await eventually(partial(_is_off, consumer))
         proxy.moving.set()
         if stuck is not None:
             assert (await stuck).attempts == 2
         async with asyncio.timeout(TIMEOUT):
-            again = await anext(consumer)
-        assert again.message_id == first.message_id
+            # The broker gives the others out as long as it does not know that the old connection has ended.
+            while (again := await anext(consumer)).message_id != first.message_id:
+                await again.ack()
         await again.ack()
 
 

@@ -28,7 +28,7 @@ from bide.errors import (
 )
 from tests.broker.receiving import connection_of, eventually, fresh, ready_at, receive, state_of, until_ready
 from tests.faults.conftest import CLOCK, declared, too_old
-from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy
+from tests.faults.proxy import PUBLISH, QUEUE_BIND, QUEUE_DECLARE, Proxy, without_confirms
 from tests.support import Vhost
 from tests.timeouts import MAX_LATENESS, TIMEOUT
 
@@ -123,7 +123,7 @@ async def test_messages_to_an_exchange_being_deleted_are_in_doubt(vhost: Vhost, 
         )
         await client.declare(topology)
         await client.publish(b"", exchange=exchange)
-        proxy.rewrite = _without_confirms
+        proxy.rewrite = without_confirms
         taken = [asyncio.create_task(client.publish(b"", exchange=exchange)) for _ in range(50)]
         await until_ready(vhost.url, queue, 51)
         async with await connection.channel() as channel:
@@ -163,7 +163,7 @@ async def test_a_deleted_infrastructure_is_declared_again(vhost: Vhost) -> None:
 async def test_a_returned_message_with_a_lost_confirm_is_unroutable(vhost: Vhost, proxy: Proxy) -> None:
     async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost="raise") as client:
         # The return comes before the confirm. On this way they come apart.
-        proxy.rewrite = _without_confirms
+        proxy.rewrite = without_confirms
         publishing = asyncio.create_task(client.publish(b"", to="nowhere", message_id="back"))
 
         async def returned() -> bool:
@@ -174,11 +174,6 @@ async def test_a_returned_message_with_a_lost_confirm_is_unroutable(vhost: Vhost
         proxy.cut()
         with pytest.raises(bide.errors.UnroutableError, match="back"):
             await publishing
-
-
-def _without_confirms(data: bytes) -> bytes:
-    start = data.find(b"\x01\x00\x01\x00\x00\x00\x0d\x00\x3c\x00\x50")
-    return data if start < 0 else data[:start]
 
 
 @pytest.mark.parametrize("method", [QUEUE_DECLARE, QUEUE_BIND, PUBLISH])
@@ -415,7 +410,7 @@ async def test_closing_the_client_ends_waiting_publishes(vhost: Vhost, proxy: Pr
     queue = await declared(vhost.url)
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="1h") as client:
         await client.publish(b"", to=queue)
-        proxy.rewrite = _without_confirms
+        proxy.rewrite = without_confirms
         unconfirmed = asyncio.create_task(client.publish(b"", to=queue, message_id="unconfirmed"))
         await until_ready(vhost.url, queue, 2)
         await client.close()
