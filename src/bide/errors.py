@@ -28,6 +28,7 @@
     │   │   └── NotModelledError       the broker in memory has no rules for this feature of RabbitMQ
     │   ├── DeclarationMismatchError   an exchange or queue of this name exists with other properties
     │   ├── NotEmptyError              a queue to delete still holds messages
+    │   ├── QueueBusyError             a quorum queue does not answer the broker, so its messages cannot be counted
     │   ├── TargetNotFoundError        the exchange or queue does not exist
     │   ├── NotAppliedError            the delay infrastructure is not on this virtual host
     │   ├── ScheduleLogError           records of a schedule log were lost, or it is full
@@ -239,6 +240,10 @@ class NotEmptyError(BrokerError):
     def __init__(self, message: str, *, counts: Mapping[str, int], reply_code: int | None = None) -> None:
         super().__init__(message, reply_code=reply_code)
         self.counts = dict(counts)
+
+
+class QueueBusyError(BrokerError):
+    """A quorum queue is too busy to count its messages."""
 
 
 class TargetNotFoundError(BrokerError):

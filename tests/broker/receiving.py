@@ -16,6 +16,7 @@ import pytest
 import bide
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
+from bide.amqp.queue_counts import queue_counts
 from bide.amqp.transport import Tcp
 from bide.amqp.url import BrokerUrl
 from bide.client.broker_state import BrokerState
@@ -24,9 +25,6 @@ from bide.topology import Queue, Topology
 from tests.timeouts import TIMEOUT
 
 _names = count(1)
-
-_UNCOUNTED_AFTER = 0.25
-"""Seconds after which the broker reports a quorum queue that does not answer it as empty."""
 
 
 def fresh(stem: str) -> str:
@@ -78,11 +76,7 @@ async def delete_bound(client: bide.Client, connection: Connection, *queues: str
 async def ready(connection: Connection, queue: str) -> int:
     """Ready messages in a queue."""
     async with await connection.channel() as channel:
-        while True:
-            asked_at = time.monotonic()
-            count = int((await channel.declare_queue(Queue(queue), passive=True)).message_count)
-            if count or time.monotonic() - asked_at < _UNCOUNTED_AFTER:
-                return count
+        return int((await queue_counts(channel, queue)).message_count)
 
 
 @asynccontextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import bide
-from bide.admin.apply import destroy
+from bide.admin.destroy import destroy
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.bulk.input import open_input

@@ -9,7 +9,8 @@ import pytest
 
 import bide
 from bide.error_queues import ErrorQueue
-from bide.errors import NotEmptyError
+from bide.errors import NotEmptyError, QueueBusyError
+from tests.faults.proxy import QUEUE_DECLARE, Proxy
 from tests.support import Vhost
 
 QUEUE = bide.Topology(queues=[bide.Queue.quorum("q")])
@@ -25,8 +26,17 @@ async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
         yield client
 
 
+async def suspend(vhost: Vhost) -> None:
+    """Let the queue do nothing, as on a machine that is overloaded."""
+    await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:suspend('{vhost.name}_q').")
+
+
+async def resume(vhost: Vhost) -> None:
+    await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:resume('{vhost.name}_q').")
+
+
 async def stall(vhost: Vhost) -> None:
-    """Let the queue do nothing for 3 s, as on a machine that is overloaded."""
+    """Let the queue do nothing for 3 s."""
     code = f"Queue = '{vhost.name}_q', sys:suspend(Queue), spawn(fun() -> timer:sleep(3000), sys:resume(Queue) end)."
     await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", code)
 
@@ -49,3 +59,23 @@ async def test_a_busy_queue_with_messages_is_not_deleted(client: bide.Client, vh
     with pytest.raises(NotEmptyError, match=r"3 messages wait in q \(3\)"):
         await client.destroy(QUEUE)
     assert await client.message_count("q") == 3
+
+
+async def test_a_queue_that_stays_busy_is_not_taken_for_an_empty_one(client: bide.Client, vhost: Vhost) -> None:
+    await suspend(vhost)
+    try:
+        with pytest.raises(QueueBusyError, match=r"'q' is too busy to count.* within 250 ms, 20 times; try again when"):
+            await client.message_count("q")
+        with pytest.raises(QueueBusyError):
+            await client.destroy(QUEUE)
+    finally:
+        await resume(vhost)
+    assert await client.message_count("q") == 3
+
+
+async def test_a_slow_connection_is_not_taken_for_a_busy_queue(vhost: Vhost) -> None:
+    async with Proxy(vhost.url) as proxy, bide.connect(proxy.url) as client:
+        await client.declare(QUEUE)
+        proxy.lag, before = 0.4, proxy.methods[QUEUE_DECLARE]
+        assert await client.message_count("q") == 0
+    assert proxy.methods[QUEUE_DECLARE] == before + 1

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 import bide
-from bide.admin.apply import apply, destroy
+from bide.admin.apply import apply
+from bide.admin.destroy import destroy
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidDelayError, NotAppliedError, NotEmptyError

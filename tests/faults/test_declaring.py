@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 import bide
-from bide.admin.apply import apply, destroy
+from bide.admin.apply import apply
+from bide.admin.destroy import destroy
 from bide.amqp import codec
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection

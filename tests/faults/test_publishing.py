@@ -11,7 +11,7 @@ from typing import Any, Literal
 import pytest
 
 import bide
-from bide.admin.apply import destroy
+from bide.admin.destroy import destroy
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.amqp.writer import WRITE_BUFFER

@@ -22,7 +22,7 @@ LONG_FILES = {
     "amqp/connection.py": 441,
     "client/bulk/sender.py": 449,
     "error_queues/error_queue.py": 448,
-    "errors.py": 449,
+    "errors.py": 454,
 }
 """Files of one noun each that are longer, with the length that they may have."""
 

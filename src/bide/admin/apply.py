@@ -1,11 +1,11 @@
-"""Applying and deleting a topology over AMQP."""
+"""Applying a topology over AMQP."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Final
@@ -18,13 +18,12 @@ from bide.errors import (
     AccessRefusedError,
     BrokerError,
     DeclarationMismatchError,
-    NotEmptyError,
     TargetNotFoundError,
     UnsupportedBrokerError,
 )
 from bide.runtime.logs import logger
 from bide.runtime.wording import quantity
-from bide.topology import PREDECLARED_EXCHANGES, Binding, Exchange, Queue, Topology
+from bide.topology import Binding, Exchange, Queue, Topology
 
 log = logger(__name__)
 
@@ -61,19 +60,6 @@ class Applied:
     def __str__(self) -> str:
         exchanges, queues = quantity(self.exchanges, "exchange"), quantity(self.queues, "queue")
         return f"{exchanges}, {queues}, {quantity(self.bindings, 'binding')}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Removed:
-    """The counts of :func:`destroy`.
-
-    Attributes:
-        messages: the number of messages deleted with their queues.
-    """
-
-    exchanges: int
-    queues: int
-    messages: int
 
 
 def check_release(connection: Connection) -> None:
@@ -302,92 +288,25 @@ async def exists(connection: Connection, topology: Topology) -> bool:
     return True
 
 
-async def destroy(
-    connection: Connection,
-    topology: Topology,
-    *,
-    force: bool = False,
-    external: Iterable[str] = (),
-    retry_for: timedelta = RETRY_FOR,
-) -> Removed:
-    """Delete a topology's queues and exchanges. Missing ones are not an error.
-
-    The entry exchanges are deleted first, and then the messages are counted again. AMQP counts only ready messages;
-    messages that are being dead-lettered are known only to the management API.
+async def message_counts(connection: Connection, queues: Sequence[Queue], *, exact: bool = True) -> dict[str, int]:
+    """Ready messages by queue name; queues that do not exist are left out.
 
     Args:
-        force: also delete queues that hold messages.
-        external: names outside the topology that its bindings use, as for :func:`apply`.
-        retry_for: how long refusals are retried, as for :func:`apply`.
+        exact: ask a queue again that may be too busy to count; if not, its count may be 0.
 
     Raises:
-        NotEmptyError: queues hold messages and ``force`` is false. Everything that was deleted was declared again.
+        QueueBusyError: a queue was too busy each time.
     """
-    async with Declaring(connection, retry_for=retry_for) as declaring:
-        there = await message_counts(connection, topology.queues)
-        _check_empty(there, force)
-        # To restore the previous state, queues that do not exist now are not declared.
-        missing = {one.name for one in topology.queues}.difference(there)
-        topology = Topology(
-            topology.exchanges,
-            (one for one in topology.queues if one.name in there),
-            (one for one in topology.bindings if not is_into(one, missing)),
-        )
-        own = await _replies_by_name(
-            declaring, [one for one in topology.exchanges if one.name not in PREDECLARED_EXCHANGES]
-        )
-        counts: dict[str, int] = {}
-        for names in _entry_exchanges(topology):
-            await declaring.all(Channel.delete_exchange, names)
-            counts = await message_counts(connection, topology.queues)
-            try:
-                _check_empty(counts, force)
-            except NotEmptyError:
-                await apply(connection, topology, external=external, retry_for=retry_for)
-                raise
-        replies = await declaring.all(Channel.delete_queue, counts)
-        await declaring.all(Channel.delete_exchange, own)
-    messages = sum(reply.message_count or 0 for reply in replies)
-    return Removed(exchanges=len(own), queues=len(replies), messages=messages)
-
-
-def _entry_exchanges(topology: Topology) -> Iterator[list[str]]:
-    """The entry exchanges of the topology: first those that only publishers use, then the others.
-
-    Exchanges with bindings of other programs would lose these bindings, so they are deleted after the queues.
-    """
-    sources = {one.source for one in topology.bindings} - PREDECLARED_EXCHANGES
-    fed = {one.destination for one in topology.bindings if one.destination_type == "exchange"}
-    fed |= {str(one.arguments.get("x-dead-letter-exchange")) for one in topology.queues}
-    fed |= {str(one.arguments.get("alternate-exchange")) for one in topology.exchanges}
-    leading = [one.name for one in topology.exchanges if one.name in sources]
-    yield [name for name in leading if name not in fed]
-    yield [name for name in leading if name in fed]
-
-
-def _check_empty(counts: Mapping[str, int], force: bool) -> None:
-    held = {name: count for name, count in counts.items() if count}
-    if held and not force:
-        shown = ", ".join(f"{name} ({count})" for name, count in list(held.items())[:5])
-        more = f" and {len(held) - 5} more queues" if len(held) > 5 else ""
-        raise NotEmptyError(
-            f"{quantity(sum(held.values()), 'message waits', 'messages wait')} in {shown}{more}: let them be "
-            "delivered, or delete them with force=True",
-            counts=held,
-        )
-
-
-async def message_counts(connection: Connection, queues: Sequence[Queue]) -> dict[str, int]:
-    """Ready messages by queue name; queues that do not exist are left out."""
     asked_at = asyncio.get_running_loop().time()
     async with Declaring(connection) as declaring:
-        replies = await _replies_by_name(declaring, queues)
-    await count_again(connection, replies, asked_at)
+        replies = await replies_by_name(declaring, queues)
+    if exact:
+        await count_again(connection, replies, asked_at)
     return {name: reply.message_count or 0 for name, reply in replies.items()}
 
 
-async def _replies_by_name(declaring: Declaring, items: Sequence[Exchange | Queue]) -> dict[str, Any]:
-    """The broker's replies for the items that exist, by name."""
+async def replies_by_name(declaring: Declaring, items: Sequence[Exchange | Queue]) -> dict[str, Any]:
+    """The broker's replies to passive declarations of the items that exist, by name."""
     return {item.name: reply async for item, reply in declaring.each(_check_item, items, skip_missing=True)}
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from bide.admin.apply import Applied, Removed, apply, check_release, check_streams, destroy, exists
+from bide.admin.apply import Applied, apply, check_release, check_streams, exists
+from bide.admin.destroy import Removed, destroy
 from bide.admin.protection import protection_name
 from bide.admin.settling import settle
 from bide.admin.snapshot import find_owned
@@ -13,7 +14,7 @@ from bide.admin.taps import find_tap_bindings
 from bide.amqp.connection import Connection
 from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
-from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError
+from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError, QueueBusyError
 from bide.management.api import ManagementApi
 from bide.runtime.wording import quantity
 from bide.topology import Binding, Topology
@@ -124,6 +125,7 @@ async def remove(
 
     Raises:
         NotEmptyError: messages wait in the infrastructure and ``force`` is false; nothing was deleted.
+        QueueBusyError: a queue was too busy to say that it is empty, and ``force`` is false; nothing was deleted.
     """
     topology = infrastructure.topology()
     guard = infrastructure.guard_topology() if isinstance(infrastructure, Guarded) else Topology()
@@ -166,7 +168,7 @@ async def remove(
             await channel.delete_exchange(one.name)
     try:
         removed = await destroy(connection, topology, force=force, external=external)
-    except NotEmptyError:
+    except (NotEmptyError, QueueBusyError):
         # destroy() has restored everything but the mark.
         if is_marked:
             await apply(connection, mark)

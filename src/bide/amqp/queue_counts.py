@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from contextlib import suppress
 from typing import Any, Final
 
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.errors import TargetNotFoundError
-from bide.topology import Queue
+from bide.errors import QueueBusyError, TargetNotFoundError
+from bide.topology import Exchange, Queue
 
 _BUSY_AFTER: Final = 0.24
 """Seconds. RabbitMQ asks a quorum queue for 250 ms, and then replies that it has 0 messages and 0 consumers
 (``rabbit_quorum_queue:stat/1``)."""
 
 _ATTEMPTS: Final = 20
+
+_ROUND_TRIPS: Final = 3
+"""How often to measure for each attempt how slow the connection is. A single measurement may be held up by chance."""
 
 
 async def queue_counts(channel: Channel, queue: str) -> Any:
@@ -25,15 +29,27 @@ async def queue_counts(channel: Channel, queue: str) -> Any:
 
     Raises:
         TargetNotFoundError: the queue does not exist.
+        QueueBusyError: the queue was too busy each time.
         BideError: the connection was lost, or the broker refuses.
     """
-    loop, attempts = asyncio.get_running_loop(), 0
-    while True:
+    loop, round_trip = asyncio.get_running_loop(), math.inf
+    for _ in range(_ATTEMPTS):
         asked_at = loop.time()
         reply = await channel.declare_queue(Queue(queue), passive=True)
-        attempts += 1
-        if attempts == _ATTEMPTS or not _may_be_busy(reply, loop.time() - asked_at):
+        seconds = loop.time() - asked_at
+        if not _may_be_busy(reply, seconds):
             return reply
+        for _ in range(_ROUND_TRIPS):
+            asked_at = loop.time()
+            await channel.declare_exchange(Exchange("amq.direct"), passive=True)
+            round_trip = min(round_trip, loop.time() - asked_at)
+        if seconds - round_trip < _BUSY_AFTER:
+            # The connection is slow, and the queue has counted.
+            return reply
+    raise QueueBusyError(
+        f"the queue {queue!r} is too busy to count its messages: it did not answer the broker within 250 ms, "
+        f"{_ATTEMPTS} times; try again when the broker has less to do"
+    )
 
 
 async def count_again(connection: Connection, replies: dict[str, Any], asked_at: float) -> None:
@@ -44,6 +60,7 @@ async def count_again(connection: Connection, replies: dict[str, Any], asked_at:
         asked_at: when the first declaration was sent, by the clock of the event loop.
 
     Raises:
+        QueueBusyError: a queue was too busy each time.
         BideError: the connection was lost, or the broker refuses.
     """
     seconds = asyncio.get_running_loop().time() - asked_at

@@ -20,7 +20,8 @@ from bide.errors import InvalidInputError
 from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
-    from bide.admin.apply import Applied, Removed
+    from bide.admin.apply import Applied
+    from bide.admin.destroy import Removed
     from bide.admin.live_topology import Comparison
     from bide.amqp.connection import Connection
     from bide.management.api import ManagementApi
@@ -219,7 +220,7 @@ def _destroy(settings: Settings, pattern: Pattern, made: Topology, *, force: boo
 
 
 async def _destroy_topology(settings: Settings, made: Topology, *, force: bool) -> Removed:
-    from bide.admin.apply import destroy
+    from bide.admin.destroy import destroy
     from bide.patterns.building import references
 
     async with _open_connection(settings) as connection:

@@ -11,7 +11,8 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from bide.admin.apply import Applied, Removed, apply, destroy
+from bide.admin.apply import Applied, apply
+from bide.admin.destroy import Removed, destroy
 from bide.amqp.url import BrokerUrl
 from bide.client.connection_watch import ConnectionWatch, OnDisconnected, OnReconnected
 from bide.client.private_queues import PrivateQueues
@@ -279,6 +280,7 @@ class Client(QueueMethods, ScheduleMethods):
         Raises:
             InvalidTopologyError: ``topology`` is not a Topology; nothing was deleted.
             NotEmptyError: queues hold messages and ``force`` is off. Everything that was deleted was declared again.
+            QueueBusyError: a queue was too busy to say that it is empty, and ``force`` is off; the same.
             BrokerError: the broker cannot be reached, or refuses.
         """
         _check_topology(topology)

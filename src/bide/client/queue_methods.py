@@ -157,6 +157,7 @@ class QueueMethods:
         Raises:
             InvalidNameError: the name is invalid.
             TargetNotFoundError: the queue does not exist.
+            QueueBusyError: the queue did not answer the broker for 5 s or longer.
             BrokerError: the broker cannot be reached, or refuses.
         """
         check_name("queue", queue)

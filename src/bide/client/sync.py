@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, TypeVar
 
-from bide.admin.apply import Applied, Removed
+from bide.admin.apply import Applied
+from bide.admin.destroy import Removed
 from bide.amqp.url import BrokerUrl
 from bide.client.client import Client, Connecting, connect
 from bide.client.client_thread import ClientThread

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final
 
-from bide.admin.apply import Removed, apply, check_release, check_streams, destroy, message_counts
+from bide.admin.apply import apply, check_release, check_streams, message_counts
+from bide.admin.destroy import Removed, destroy
 from bide.admin.infrastructure import install
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
