@@ -66,6 +66,20 @@ sys.exit(run(sys.argv[1:]))
 """
 """A command that waits when the messages of its second part are sent, and not recorded yet."""
 
+INTERRUPTED = """
+import signal, sys, threading
+sys.modules["pyspark"] = None
+from bide.cli.app import run
+start = threading.Thread.start
+def start_and_interrupt(self):
+    start(self)
+    if self.name.startswith("replay"):
+        signal.raise_signal(signal.SIGINT)
+threading.Thread.start = start_and_interrupt
+sys.exit(run(sys.argv[1:]))
+"""
+"""A command that is interrupted while it starts the thread that sends."""
+
 
 @pytest.fixture
 def shop(vhost: Vhost, tmp_path: Path) -> AuditedShop:
@@ -247,6 +261,16 @@ def test_an_interrupted_replay_finishes_its_part(shop: AuditedShop, over: tuple[
         found = sorted(str(one.message_id) for one in drain(shop.url, "orders", number))
         assert found == sorted(f"m{place}" for place in range(number))
         assert rest(shop.url, "orders") == []
+
+
+def test_an_interruption_at_the_first_part_counts_it(shop: AuditedShop) -> None:
+    """The interruption comes when the thread that sends has started, and the replay does not know it yet."""
+    number, command = 60, [sys.executable, "-c", INTERRUPTED, *shop.command(), "--part-rows", "20"]
+    fill(shop, number)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+    assert done.returncode == 128 + signal.SIGINT, done.stderr
+    sent = sum(one.sent for one in Choices(folder=str(shop.ledger)).ledger(1).parts())
+    assert f"bide: interrupted: {sent} of {number} messages replayed, " in done.stderr
 
 
 def test_a_choice_that_was_killed_before_its_head_is_made_anew(shop: AuditedShop) -> None:

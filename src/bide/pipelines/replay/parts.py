@@ -63,10 +63,11 @@ class PartSender:
             BrokerError: see :meth:`send`.
         """
         late = max(datetime.now(UTC) - from_microseconds(first), timedelta(0))
-        for number, wanted in parts:
-            wait = from_microseconds(due[number]) + late - datetime.now(UTC)
-            time.sleep(max(wait.total_seconds(), 0.0))  # until the part is due
-            with ThreadPoolExecutor(1, thread_name_prefix="replay") as thread:
-                sending = thread.submit(self.send, number, wanted)
-                # On an interruption, the end of the block waits until the part is sent and recorded.
-                sending.result()
+        # On an interruption, the end of the block waits until the part is sent and recorded.
+        with ThreadPoolExecutor(1, thread_name_prefix="replay") as thread:
+            # An executor does not wait for a thread if the interruption comes while it starts the thread.
+            thread.submit(int).result()
+            for number, wanted in parts:
+                wait = from_microseconds(due[number]) + late - datetime.now(UTC)
+                time.sleep(max(wait.total_seconds(), 0.0))  # until the part is due
+                thread.submit(self.send, number, wanted).result()
