@@ -22,7 +22,7 @@ from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delay.taps import Retention, taps_of
-from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
+from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError, QueueBusyError
 from bide.management.api import ManagementApi
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker import celery_app
@@ -444,25 +444,28 @@ async def test_the_streams_survive_removal_of_the_infrastructure(
     assert (await turn_on(connection, infrastructure)).kept == taps.names
 
 
+@pytest.mark.parametrize("is_busy", [False, True], ids=["a message comes", "a queue is busy"])
 async def test_an_aborted_removal_restores_the_taps(
-    vhost: Vhost, connection: Connection, api: ManagementApi, monkeypatch: pytest.MonkeyPatch
+    vhost: Vhost, connection: Connection, api: ManagementApi, monkeypatch: pytest.MonkeyPatch, is_busy: bool
 ) -> None:
-    """A message comes while the ways in are being deleted: it would take luck to hit that moment from outside."""
+    """It happens while the ways in are being deleted: it would take luck to hit that moment from outside."""
     await install(connection, SMALL_CLOCK)
     await turn_on(connection, SMALL_CLOCK)
     counting = 0
 
-    async def count(connection: Connection, queues: Sequence[Queue]) -> dict[str, int]:
+    async def count(connection: Connection, queues: Sequence[Queue], *, exact: bool) -> dict[str, int]:
         nonlocal counting
         counting += 1
+        if counting == 2 and is_busy:
+            raise QueueBusyError
         if counting == 2:
             async with bide.connect(vhost.url) as client:
                 await client.publish(b"", to="bide.v1.s20")
             assert await states(connection, SMALL_CLOCK, api) == "incomplete"
-        return await message_counts(connection, queues)
+        return await message_counts(connection, queues, exact=exact)
 
-    monkeypatch.setattr("bide.admin.apply.message_counts", count)
-    with pytest.raises(NotEmptyError):
+    monkeypatch.setattr("bide.admin.destroy.message_counts", count)
+    with pytest.raises(QueueBusyError if is_busy else NotEmptyError):
         await remove(connection, SMALL_CLOCK, api)
     assert counting == 2
     assert await states(connection, SMALL_CLOCK, api) == "on"

@@ -52,7 +52,8 @@ async def destroy(
     """
     async with Declaring(connection, retry_for=retry_for) as declaring:
         there = await message_counts(connection, topology.queues, exact=not force)
-        _check_empty(there, force)
+        if not force:
+            check_empty(there)
         # To restore the previous state, queues that do not exist now are not declared.
         missing = {one.name for one in topology.queues}.difference(there)
         topology = Topology(
@@ -68,7 +69,8 @@ async def destroy(
             await declaring.all(Channel.delete_exchange, names)
             try:
                 counts = await message_counts(connection, topology.queues, exact=not force)
-                _check_empty(counts, force)
+                if not force:
+                    check_empty(counts)
             except (NotEmptyError, QueueBusyError):
                 await apply(connection, topology, external=external, retry_for=retry_for)
                 raise
@@ -92,9 +94,17 @@ def _entry_exchanges(topology: Topology) -> Iterator[list[str]]:
     yield [name for name in leading if name in fed]
 
 
-def _check_empty(counts: Mapping[str, int], force: bool) -> None:
+def check_empty(counts: Mapping[str, int | None]) -> None:
+    """Refuse to delete queues that have messages.
+
+    Args:
+        counts: messages by queue name; None if unknown.
+
+    Raises:
+        NotEmptyError: there are messages.
+    """
     held = {name: count for name, count in counts.items() if count}
-    if held and not force:
+    if held:
         shown = ", ".join(f"{name} ({count})" for name, count in list(held.items())[:5])
         more = f" and {len(held) - 5} more queues" if len(held) > 5 else ""
         raise NotEmptyError(

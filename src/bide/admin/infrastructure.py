@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from bide.admin.apply import Applied, apply, check_release, check_streams, exists
-from bide.admin.destroy import Removed, destroy
+from bide.admin.destroy import Removed, check_empty, destroy
 from bide.admin.protection import protection_name
 from bide.admin.settling import settle
 from bide.admin.snapshot import find_owned
@@ -16,7 +16,6 @@ from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError, ManagementApiError, NotEmptyError, QueueBusyError
 from bide.management.api import ManagementApi
-from bide.runtime.wording import quantity
 from bide.topology import Binding, Topology
 
 
@@ -141,15 +140,8 @@ async def remove(
         else:
             complete = True
             queues = {name: one for name, one in queues.items() if name not in taps}
-            held = {name: one.messages for name, one in queues.items() if one.messages}
-            if held and not force:
-                name, count = next(iter(held.items()))
-                raise NotEmptyError(
-                    f"{quantity(sum(held.values()), 'message waits', 'messages wait')} in "
-                    f"{quantity(len(held), 'queue')}, {name!r} ({count}) among them: let them be delivered, or delete "
-                    "them with force=True",
-                    counts=held,
-                )
+            if not force:
+                check_empty({name: one.messages for name, one in queues.items()})
             found = Topology([one.exchange for one in exchanges.values()], [one.queue for one in queues.values()])
             topology |= _missing_from(topology, found)
     topology |= _missing_from(topology, guard)
