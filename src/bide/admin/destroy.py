@@ -48,7 +48,8 @@ async def destroy(
 
     Raises:
         NotEmptyError: queues hold messages and ``force`` is false. Everything that was deleted was declared again.
-        QueueBusyError: a queue was too busy to say that it is empty, and ``force`` is false; the same.
+        QueueBusyError: a queue was too busy to count, and ``force`` is false. Everything that was deleted was declared
+            again.
     """
     async with Declaring(connection, retry_for=retry_for) as declaring:
         there = await message_counts(connection, topology.queues, exact=not force)

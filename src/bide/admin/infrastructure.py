@@ -124,7 +124,7 @@ async def remove(
 
     Raises:
         NotEmptyError: messages wait in the infrastructure and ``force`` is false; nothing was deleted.
-        QueueBusyError: a queue was too busy to say that it is empty, and ``force`` is false; nothing was deleted.
+        QueueBusyError: a queue was too busy to count, and ``force`` is false; nothing was deleted.
     """
     topology = infrastructure.topology()
     guard = infrastructure.guard_topology() if isinstance(infrastructure, Guarded) else Topology()

@@ -280,7 +280,8 @@ class Client(QueueMethods, ScheduleMethods):
         Raises:
             InvalidTopologyError: ``topology`` is not a Topology; nothing was deleted.
             NotEmptyError: queues hold messages and ``force`` is off. Everything that was deleted was declared again.
-            QueueBusyError: a queue was too busy to say that it is empty, and ``force`` is off; the same.
+            QueueBusyError: a queue was too busy to count, and ``force`` is off. Everything that was deleted was
+                declared again.
             BrokerError: the broker cannot be reached, or refuses.
         """
         _check_topology(topology)

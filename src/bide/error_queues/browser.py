@@ -19,6 +19,7 @@ from bide.error_queues.delivery_count import DeliveryCountReset
 from bide.error_queues.stream_check import is_stream, stream_error
 from bide.errors import BideError, BrokerError, TargetNotFoundError
 from bide.runtime.logs import logger
+from bide.topology import Queue
 
 log = logger(__name__)
 
@@ -149,7 +150,7 @@ class QueueBrowser:
             except TimeoutError:
                 idle += _QUIET
                 # Messages that are no longer ready but have not arrived yet may be on their way to this consumer.
-                if idle >= _TIMEOUT or (seen >= self.expected and not await self._ready_count()):
+                if idle >= _TIMEOUT or (seen >= self.expected and await self._is_empty()):
                     break
         if not seen:
             await self._refuse_stream()
@@ -180,8 +181,13 @@ class QueueBrowser:
             self._pause_if_full()
 
     async def _ready_count(self) -> int:
+        """The number of ready messages; 0 while the queue is too busy to count."""
         with self._request():
-            return int((await queue_counts(self._channel, self._queue)).message_count)
+            return int((await self._channel.declare_queue(Queue(self._queue), passive=True)).message_count)
+
+    async def _is_empty(self) -> bool:
+        with self._request():
+            return not (await queue_counts(self._channel, self._queue)).message_count
 
     async def _refuse_stream(self) -> None:
         try:

@@ -82,7 +82,9 @@ class GateConnectionLoop:
         if not finishing.done():
             finishing.cancel()
             await asyncio.gather(finishing, return_exceptions=True)
-            log.warning("some messages were not confirmed in time: another gate delivers them again")
+            log.warning(
+                "the gate ended before its log had answered: another gate takes over and delivers unconfirmed messages"
+            )
             # Close without the handshake, which would wait for an answer of the broker.
             self._connection.give_up(ClosedError("the gate was stopped"))
         else:

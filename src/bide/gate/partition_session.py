@@ -304,7 +304,7 @@ class PartitionSession:
     def _finish(self) -> None:
         """Let the partition go when nothing is in flight any more."""
         if self._leadership.leader != self._gate.gate:
-            # Other gates would wait for a gate that has ended before it has read that it leads.
+            # If an unread beat made this gate the leader after its end, other gates would wait 3 s for its next one.
             is_undecided = self._unconfirmed or self._leadership.may_come_to_lead
             self._gate.was_let_go = not self._deliveries.in_flight and not is_undecided
         elif self._deliveries.is_settled and not self._is_letting_go:

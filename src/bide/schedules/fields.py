@@ -140,7 +140,7 @@ class RecordFields:
         """Check that no field is left, and no byte after the object.
 
         Args:
-            rest: the bytes after an object that nothing may follow.
+            rest: the bytes after the object, which have to be none.
         """
         if self._left:
             raise ScheduleRecordError(f"{self.what} has unknown fields: {', '.join(sorted(map(repr, self._left)))}")

@@ -65,7 +65,7 @@ class PartSender:
         late = max(datetime.now(UTC) - from_microseconds(first), timedelta(0))
         # On an interruption, the end of the block waits until the part is sent and recorded.
         with ThreadPoolExecutor(1, thread_name_prefix="replay") as thread:
-            # An executor does not wait for a thread if the interruption comes while it starts the thread.
+            # If an interruption came while the executor starts its thread, it would not wait for the thread.
             thread.submit(int).result()
             for number, wanted in parts:
                 wait = from_microseconds(due[number]) + late - datetime.now(UTC)
