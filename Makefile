@@ -25,7 +25,7 @@ done; \
 if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 endef
 
-.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser firefox pngquant inter rabbitmq iproute2 databases languages go pythons clean
+.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-slowed test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser firefox pngquant inter rabbitmq iproute2 databases languages go pythons clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,11 @@ test-long: setup rabbitmq java browser firefox iproute2 databases languages go d
 
 test-brokers: setup java browser iproute2 databases languages go ## run the broker tests on RabbitMQ 4.0 and 4.3 (Linux, root, 520 MB each)
 	@$(call on_newer_brokers,$(BROKER_TESTS))
+
+# It finds races in tests, one in a few runs each. More workers, because tests wait more.
+test-slowed: WORKERS = 8
+test-slowed: setup rabbitmq java browser databases languages ## run the tests that use a broker with its answers held up at random (a quarter of an hour)
+	@PYTHONPATH=$(CURDIR)/tests/slowed $(PYTHON_BIN) -m pytest $(PARALLEL) -m "not long" $(filter-out tests/acceptance/%,$(BROKER_TESTS)) tests/acceptance
 
 test-frameworks: setup rabbitmq ## run the tests of Celery, dramatiq, FastStream and taskiq on RabbitMQ 3.10, 4.0 and 4.3 (as test-brokers)
 	@$(PYTHON_BIN) -m pytest $(PARALLEL) $(FRAMEWORK_TESTS)
