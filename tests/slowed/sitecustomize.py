@@ -4,8 +4,7 @@
 test that waits for a sign, such as a queue that exists, may rely on a later step of the other side. On a quick broker
 that step follows at once.
 """
-
-from __future__ import annotations
+# ruff: noqa: I002 (a test looks at what a process imports)
 
 import random
 import sys
