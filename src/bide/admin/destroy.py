@@ -52,9 +52,7 @@ async def destroy(
             again.
     """
     async with Declaring(connection, retry_for=retry_for) as declaring:
-        there = await message_counts(connection, topology.queues, exact=not force)
-        if not force:
-            check_empty(there)
+        there = await _counts(connection, topology, force=force)
         # To restore the previous state, queues that do not exist now are not declared.
         missing = {one.name for one in topology.queues}.difference(there)
         topology = Topology(
@@ -69,9 +67,7 @@ async def destroy(
         for names in _entry_exchanges(topology):
             await declaring.all(Channel.delete_exchange, names)
             try:
-                counts = await message_counts(connection, topology.queues, exact=not force)
-                if not force:
-                    check_empty(counts)
+                counts = await _counts(connection, topology, force=force)
             except (NotEmptyError, QueueBusyError):
                 await apply(connection, topology, external=external, retry_for=retry_for)
                 raise
@@ -79,6 +75,14 @@ async def destroy(
         await declaring.all(Channel.delete_exchange, own)
     messages = sum(reply.message_count or 0 for reply in replies)
     return Removed(exchanges=len(own), queues=len(replies), messages=messages)
+
+
+async def _counts(connection: Connection, topology: Topology, *, force: bool) -> dict[str, int]:
+    """The messages of the queues that exist, which have none unless ``force``."""
+    counts = await message_counts(connection, topology.queues, exact=not force)
+    if not force:
+        check_empty(counts)
+    return counts
 
 
 def _entry_exchanges(topology: Topology) -> Iterator[list[str]]:
