@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import Sequence
 from typing import Final
 
@@ -38,8 +39,12 @@ from bide.topology import Binding, Queue, Topology
 DEFAULT_PREFETCH: Final = 32
 _FEATURE_FLAGS: Final = ("quorum_queue", "stream_queue")
 _PREFETCH_SETTING: Final = "dead_letter_worker_consumer_prefetch"
-_RECHECK_AFTER: Final = 3.0
-"""Seconds between the two checks for stuck messages: on a busy broker some messages are always in transit."""
+_STUCK_SECONDS: Final = 11.0
+"""How long a count must stay above 0 before its messages are called stuck. On a busy broker some messages are always
+in transit, and a quorum queue updates its counts only every 5 seconds: this takes two updates."""
+
+_RECHECK_AFTER: Final = 1.0
+"""Seconds between two checks for stuck messages."""
 
 _MANAGEMENT_CHECKS: Final[tuple[Check, ...]] = (
     "bindings",
@@ -278,18 +283,18 @@ def _check_cross_delivery(snapshot: Snapshot, infrastructure: DelayInfrastructur
 async def _check_stuck(
     snapshot: Snapshot, api: ManagementApi, vhost: str, infrastructure: DelayInfrastructure
 ) -> list[Finding]:
-    first = {name: one.between for name, one in snapshot.queues.items() if infrastructure.owns(name) and one.between}
-    second: dict[str, int] = {}
-    if first:
+    stuck = {name: one.between for name, one in snapshot.queues.items() if infrastructure.owns(name) and one.between}
+    deadline = time.monotonic() + _STUCK_SECONDS
+    while stuck and time.monotonic() < deadline:
         await asyncio.sleep(_RECHECK_AFTER)  # messages in transit leave meanwhile
         again = (await take_snapshot(api, vhost, infrastructure)).queues
-        second = {name: min(count, again[name].between) for name, count in first.items() if name in again}
+        counts = {name: min(count, again[name].between) for name, count in stuck.items() if name in again}
+        stuck = {name: count for name, count in counts.items() if count}
     problems = [
         f"{quantity(count, 'message is', 'messages are')} stuck in {name!r} after the due time: check whether the "
         "target is bound, and whether it is full. The broker tries again within three minutes. If it does not, restart "
         "a node or replace the dead-letter workers, as in docs/clusters.md"
-        for name, count in second.items()
-        if count
+        for name, count in stuck.items()
     ]
     return judged("stuck messages", problems, "none")
 
