@@ -30,7 +30,7 @@ from bide.messaging.rpc_server import serve
 from bide.messaging.rpc_sync import SyncCaller
 from bide.patterns.rpc import rpc
 from bide.topology import Binding, Exchange, Topology
-from tests.broker.receiving import eventually, ready, receive, stack_of
+from tests.broker.receiving import eventually, has_consumer, ready, receive, stack_of
 from tests.faults.cutting import Proxy
 from tests.support import Vhost
 from tests.timeouts import MAX_LATENESS, TIMEOUT
@@ -55,6 +55,15 @@ async def serving(
     finally:
         task.cancel()
         await asyncio.wait({task})
+
+
+async def all_settled(requests: list[bide.Message]) -> None:
+    """Wait until the server has settled the requests: the last reply comes before its request is acknowledged."""
+
+    async def settled() -> bool:
+        return all(one.settled for one in requests)
+
+    await eventually(settled)
 
 
 async def shout(request: bide.Message) -> str:
@@ -109,7 +118,10 @@ async def test_results_and_exceptions_of_the_handler_reach_the_caller(client: bi
 async def test_any_exception_of_a_handler_is_replied_and_frees_its_slot(
     client: bide.Client, connection: Connection, caplog: pytest.LogCaptureFixture
 ) -> None:
+    requests: list[bide.Message] = []
+
     async def handler(request: bide.Message) -> bytes:
+        requests.append(request)
         if request.body == b"unprintable":
             raise UnprintableError
         if request.body == b"cancelled":
@@ -131,6 +143,7 @@ async def test_any_exception_of_a_handler_is_replied_and_frees_its_slot(
         with pytest.raises(RemoteError, match="RuntimeError: the handler was cancelled from within"):
             await caller.call("by itself", to="prices")
         assert (await caller.call("tea", to="prices")).body == b"tea"
+        await all_settled(requests)
     assert await ready(connection, "prices") == 0
     # Whose server it is wants to know where that was.
     unprintable, cancelled, by_itself = [stack for one in caplog.records if (stack := stack_of(one))]
@@ -140,7 +153,9 @@ async def test_any_exception_of_a_handler_is_replied_and_frees_its_slot(
 
 
 @every_way
-async def test_a_reply_after_the_timeout_is_dropped(client: bide.Client, replies: Replies, vhost: Vhost) -> None:
+async def test_a_reply_after_the_timeout_is_dropped(
+    client: bide.Client, connection: Connection, replies: Replies, vhost: Vhost
+) -> None:
     go_on = asyncio.Event()
 
     async def slow(request: bide.Message) -> bytes:
@@ -148,7 +163,11 @@ async def test_a_reply_after_the_timeout_is_dropped(client: bide.Client, replies
             await go_on.wait()
         return request.body
 
+    async def consumed() -> bool:
+        return await has_consumer(connection, "prices")
+
     async with serving(client, slow), Caller(client, replies=replies) as caller:
+        await eventually(consumed)  # the request expires with the timeout
         started = time.monotonic()
         with pytest.raises(ReplyTimeoutError, match=r"no reply from q:prices within 0:00:00\.3"):
             await caller.call("slow", to="prices", timeout="300ms")
@@ -317,17 +336,16 @@ async def test_a_caller_that_has_gone_does_not_stop_the_server(
     client: bide.Client, connection: Connection, replies: Replies
 ) -> None:
     taken, go_on = asyncio.Event(), asyncio.Event()
+    requests: list[bide.Message] = []
 
     async def handler(request: bide.Message) -> bytes:
+        requests.append(request)
         if request.body == b"leaves":
             taken.set()
             await go_on.wait()
         return request.body
 
-    async def answered() -> bool:
-        return await ready(connection, "prices") == 0
-
-    async with serving(client, handler):
+    async with serving(client, handler, at_once=1):
         async with Caller(client, replies=replies) as leaving:
             call = asyncio.create_task(leaving.call("leaves", to="prices"))
             await asyncio.wait_for(taken.wait(), TIMEOUT)
@@ -336,10 +354,9 @@ async def test_a_caller_that_has_gone_does_not_stop_the_server(
         go_on.set()
         async with Caller(client, replies=replies) as staying:
             assert (await staying.call("stays", to="prices")).body == b"stays"
-    # The request of the closed caller is settled, although its reply was lost. RabbitMQ 4.3 may refuse a reply to a
-    # queue that it is just deleting: then the request went back, and is answered when it comes again.
-    async with serving(client, handler):
-        await eventually(answered)
+        # The request of the closed caller is settled, although its reply was lost. RabbitMQ 4.3 may refuse a reply to a
+        # queue that it is just deleting: then the request goes back, and is answered when it comes again, as the next.
+        await all_settled(requests)
     assert await ready(connection, "prices") == 0
 
 
