@@ -17,7 +17,7 @@ from bide.patterns.delays import private_publisher_delay
 
 async def main() -> None:
     main_topology = fanout_broadcast("example17.bookings", queues=["example17.crm"])
-    own = private_publisher_delay("example17.publisher3", to="example17.bookings", delay="500ms")
+    own = private_publisher_delay("example17.publisher3", to="example17.bookings", delay="3s")
     async with bide.connect() as client:
         await client.declare(main_topology | own)
         await client.publish("from publisher 3", exchange="example17.publisher3")
