@@ -44,17 +44,22 @@ async def test_low_priority_messages_starve_beyond_their_ttl(
     dead_letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
     starving = Queue("q", arguments={**queue.arguments, **dead_letters})
     await client.declare(Topology(queues=[starving, Queue("dead")]))
-    await client.publish("low", to="q", priority=1, expiration="2s")
-    await client.publish("high", to="q", priority=9)
+
+    async def publish_low() -> None:
+        await client.publish("low", to="q", priority=1, expiration="2s")
 
     async def dead() -> bool:
         return await ready(connection, "dead") == 1
 
     if queue_type == "quorum" and not (4, 0) <= release < (4, 3):
         # 3.x knows no priorities there, so "low" is the next in line; 4.3 looks at each priority.
+        await publish_low()
+        await client.publish("high", to="q", priority=9)
         await eventually(dead)
         assert await bodies(connection, "dead", "q") == {"dead": ["low"], "q": ["high"]}
         return
+    await client.publish("high", to="q", priority=9)
+    await publish_low()  # after "high": alone in the queue, it would expire
     await asyncio.sleep(3)  # longer than "low" may wait
     assert await bodies(connection, "dead") == {"dead": []}
     assert await ready(connection, "q") == 2
