@@ -59,7 +59,7 @@ async def test_a_classic_queue_and_its_exchange_expire(
     client: bide.Client, connection: Connection, vhost: Vhost
 ) -> None:
     await client.declare(Topology(queues=[Queue.quorum("orders")]))
-    await EphemeralDelays(client, queue_type="classic", grace="500ms").send("order", delay="300ms", to="orders")
+    await EphemeralDelays(client, queue_type="classic", grace="5s").send("order", delay="300ms", to="orders")
     (message,) = await receive(client, "orders", 1)
     assert message.body == b"order"
 
