@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -177,15 +178,18 @@ async def test_a_recurring_schedule_runs_again_and_again(client: bide.Client) ->
 
 
 async def test_a_cron_expression_shows_its_next_runs(client: bide.Client) -> None:
-    await client.schedule(json={}, key="digest", to="mail", every="0 8 * * MON-FRI", time_zone="Europe/Berlin")
+    berlin = ZoneInfo("Europe/Berlin")
+    hour = (datetime.now(berlin).hour + 12) % 24  # half a day from now: no regular run is due in this test
+    every = f"0 {hour} * * MON-FRI"
+    await client.schedule(json={}, key="digest", to="mail", every=every, time_zone=berlin.key)
     found = await client.scheduled("digest")
     assert found is not None
-    assert (found.every, found.time_zone) == ("0 8 * * MON-FRI", "Europe/Berlin")
+    assert (found.every, found.time_zone) == (every, "Europe/Berlin")
     runs = found.next_runs(10)
     assert len(runs) == 10
     assert runs[0] == found.due_time
     assert runs == sorted(set(runs))
-    assert {one.weekday() for one in runs} == {0, 1, 2, 3, 4}
+    assert {one.astimezone(berlin).weekday() for one in runs} == {0, 1, 2, 3, 4}
     assert (await client.run_now("digest")).outcome is ScheduleOutcome.RUNNING
     (message,) = await receive(client, "mail", 1)
     assert message.key == "digest"
