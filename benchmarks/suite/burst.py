@@ -33,7 +33,7 @@ _SLOWEST: Final = 8_000
 """Messages per second that a publisher reaches at least."""
 
 _MARGIN: Final = 5
-"""Seconds that the publisher has to be done before the due second."""
+"""Seconds that the publisher has to be done before the due second, if the job has no other ``margin``."""
 
 TIMEOUT: Final = 120.0
 _HALF: Final = timedelta(milliseconds=500)
@@ -116,7 +116,8 @@ async def send(client: Client, job: Job) -> float:
     """
     messages: int = job.options["messages"]
     layout = job.options["layout"]
-    ahead = messages // _SLOWEST + _MARGIN
+    margin: int = job.options.get("margin", _MARGIN)
+    ahead = messages // _SLOWEST + margin
     start = time.time()
     extra = _HALF if layout == "one queue" else timedelta(0)
     due = start + ahead + extra.total_seconds()

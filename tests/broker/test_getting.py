@@ -159,7 +159,7 @@ async def test_streams_are_refused_at_once(client: bide.Client) -> None:
     await client.declare(bide.Topology(queues=[bide.Queue(name, arguments={"x-queue-type": "stream"})]))
     for call in (client.get, client.purge):
         with pytest.raises(BrokerError, match="not supported by stream queues"):
-            await asyncio.wait_for(call(name), 20)
+            await asyncio.wait_for(call(name), TIMEOUT)
     assert await client.message_count(name) == 0
 
 
