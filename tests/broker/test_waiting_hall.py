@@ -497,10 +497,17 @@ async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connect
 
 
 async def test_a_delay_of_27_seconds_passes_the_documented_hops(walk: Walk) -> None:
-    """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``; the routing key is restored."""
+    """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``; the routing key is restored.
+
+    Less is left at each turn where the machine held the relay up, and after seconds of this a round is left out.
+    """
+    out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=TIMEOUT)
+    assert 0 <= json.loads(out)["lateness_ms"] < MAX_LATENESS.total_seconds() * 1000
+    done = walk.process.stop()
+    rounds = done.pop("rounds")
+    assert rounds in (1, 2)
+    assert done == {"delayed": 1, "delivered": 1, "refused": 0, "undeliverable": 0}
     async with bide.connect(walk.url) as client:
-        out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=TIMEOUT)
-        assert 0 <= json.loads(out)["lateness_ms"] < MAX_LATENESS.total_seconds() * 1000
         (message,) = await receive(client, "copy", 1)
         assert message.sent_at is not None
         assert message.due is not None
@@ -510,30 +517,29 @@ async def test_a_delay_of_27_seconds_passes_the_documented_hops(walk: Walk) -> N
             "my-key",
         )
 
-        checked_in = await receive(client, "check-in", 3)
-        first, second, third = (_header(one, HEADER_REST) for one in checked_in)
-        # Ten seconds instead of eleven, or less, where the machine held the relay up for so long.
+        checked_in = await receive(client, "check-in", rounds + 1)
+        first, second, *third = (_header(one, HEADER_REST) for one in checked_in)
         assert (first, second) == (None, 19_000)
-        assert 8_000 <= third <= 11_000
+        assert all(8_000 <= one <= 11_000 for one in third)
         assert {one.raw.routing_key for one in checked_in} == {"my-key"}
-        assert [_waited(one) for one in checked_in] == [[], [FOUR.meditating], [FOUR.meditating]]
-        levels = (3, 2, 1, 0)
-        passed = [(await receive(client, f"level-{level}", 1))[0] for level in levels]
-        (way,) = {one.raw.routing_key for one in passed}
+        assert [_waited(one) for one in checked_in] == [set(), *[{FOUR.meditating}] * rounds]
+        (last,) = await receive(client, "level-0", 1)
+        way = last.raw.routing_key
         rest = int(way.replace(".", ""), base=2)
-        assert 8 <= rest <= third // 1000
+        assert 0 < rest <= min(15, *(one // 1000 for one in (second, *third)))
+        levels = range(rest.bit_length() - 1, -1, -1)
+        passed = [*[(await receive(client, f"level-{level}", 1))[0] for level in levels[:-1]], last]
+        assert {one.raw.routing_key for one in passed} == {way}
         # A zero, as that of the four seconds, takes no queue.
         assert [_waited(one) for one in passed] == [
-            [FOUR.level_name(above) for above in levels if above > level and rest >> above & 1] for level in levels
+            {FOUR.level_name(above) for above in levels if above > level and rest >> above & 1} for level in levels
         ]
-    done = walk.process.stop()
-    assert done == {"rounds": 2, "delayed": 1, "delivered": 1, "refused": 0, "undeliverable": 0}
 
 
 def _header(message: bide.Message, name: str) -> Any:
     return message.raw.values["headers"].get(name)
 
 
-def _waited(message: bide.Message) -> list[str]:
-    """The queues that it has waited in since the relay sent it on, in order."""
-    return [death["queue"] for death in reversed(_header(message, "x-death") or [])]
+def _waited(message: bide.Message) -> set[str]:
+    """The queues that it has waited in since the relay sent it on: RabbitMQ 3.10 changes the order of three or more."""
+    return {death["queue"] for death in _header(message, "x-death") or []}
