@@ -55,7 +55,8 @@ class FailedMessage:
         exchange: the exchange that it was first published to; empty for a queue.
         routing_key: the routing key that it was first published with.
         history: the attempts so far.
-        deaths: the entries of the broker's ``x-death`` header, newest first.
+        deaths: the entries of the broker's ``x-death`` header, newest first. RabbitMQ 3.10 puts only the newest
+            one first, and changes the order of the others.
         headers: the sender's headers.
         values: all properties of the message in the error queue.
         body: the message body.

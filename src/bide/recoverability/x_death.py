@@ -36,7 +36,8 @@ class QueueDeaths:
 
         The header has an entry for each pair of queue and reason. An entry keeps the exchange, the routing keys and the
         time of the first dead-lettering, but the entries are ordered by their latest dead-lettering. So for a message
-        that was dead-lettered repeatedly, the oldest entry need not be the last.
+        that was dead-lettered repeatedly, the oldest entry need not be the last. RabbitMQ 3.10 only puts the latest
+        entry first, and changes the order of the others.
         """
         deaths = headers.get("x-death")
         found = [
