@@ -92,7 +92,8 @@ def test_sent_messages_are_received_with_their_properties(program: Program) -> N
                 [bide.Binding("shop", "orders", "order.*")],
             )
         )
-    program.ok("send", "hello", "--to", "orders", "--in", "1s", "--header", "mine=1", *SMALL)
+    described = ("--type", "Shop.PlaceOrder", "--content-type", "text/plain")
+    program.ok("send", "hello", "--to", "orders", "--in", "1s", "--header", "mine=1", *described, *SMALL)
     sent = program.ok(
         "send", "--exchange", "shop", "--routing-key", "order.created", "--in", "1.2s", "--json", *SMALL, stdin=b"stdin"
     )
@@ -103,6 +104,8 @@ def test_sent_messages_are_received_with_their_properties(program: Program) -> N
     assert (first["exchange"], first["routing_key"], first["headers"]) == ("", "orders", {"mine": "1"})
     assert (second["exchange"], second["routing_key"], second["body"]) == ("shop", "order.created", "stdin")
     assert second["message_id"] == receipt["message_id"]
+    assert (first["type"], first["content_type"]) == ("Shop.PlaceOrder", "text/plain")
+    assert (first["correlation_id"], first["reply_to"]) == (None, None)
     # On the wire, a due time is rounded up to a millisecond, which may be that of the next second.
     shown, sent_for = (datetime.fromisoformat(one["due"]) for one in (second, receipt))
     assert timedelta(0) <= shown - sent_for <= timedelta(milliseconds=1)

@@ -134,6 +134,7 @@ def test_a_server_that_is_not_supported_is_named_with_the_way_out(scheme: str) -
         dialect_of(f"{scheme}://u:secret@h/d")
     text = str(error.value)
     assert "SQL Server and Oracle are not supported" in text
+    assert "migrate-timeouts" in text
     assert "bide pipeline schedule FILE --to-column Destination" in text
     assert "secret" not in text
 

@@ -45,8 +45,8 @@ def receive(
     A message is acknowledged once its line is written. Messages that were not printed stay in the queue, and nothing is
     lost when this command ends, however it ends. The queues of a delay infrastructure are refused.
 
-    --json prints body, exchange, routing_key, message_id, headers, due and lateness_ms. A body that is not UTF-8 is
-    base64, and body_encoding says so.
+    --json prints body, exchange, routing_key, message_id, type, content_type, correlation_id, reply_to, headers, due
+    and lateness_ms. A body that is not UTF-8 is base64, and body_encoding says so.
     """
     from bide.durations import parse_delay
 
@@ -140,6 +140,10 @@ def _json_line(message: Message) -> bytes:
         "exchange": message.exchange,
         "routing_key": message.routing_key,
         "message_id": message.message_id,
+        "type": message.type,
+        "content_type": message.content_type,
+        "correlation_id": message.correlation_id,
+        "reply_to": message.reply_to,
         "headers": message.headers,
         "due": None if message.due is None else message.due.isoformat(timespec="milliseconds"),
         "lateness_ms": None if lateness is None else round(lateness / timedelta(milliseconds=1), 3),

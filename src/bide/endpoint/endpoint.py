@@ -76,7 +76,8 @@ class Endpoint:
             gets a heartbeat every 10 s. Needs the layout ``NServiceBus``.
         concurrency: number of messages handled at the same time, 1 to 10,000; plain functions run in as many threads.
         prefetch: maximum number of unacknowledged messages; three times the concurrency if None.
-        declare: declare missing queues; if False, a missing queue is an error.
+        declare: declare missing queues, and in :meth:`serve` the delay infrastructure and the exchanges of published
+            events; if False, a missing one is an error.
         poison_after: a message that was delivered this many times since its last delayed retry without being settled
             is parked without another attempt, because it seems to kill processes. If None, 5 more than the policy's
             immediate retries, and at least 10. The queue's delivery limit must not be lower; the start checks this.
@@ -303,7 +304,7 @@ class Endpoint:
         for number in _SIGNALS:
             loop.add_signal_handler(number, stop, number)
         try:
-            async with connect(url, infrastructure=infrastructure) as client:
+            async with connect(url, infrastructure=infrastructure, declare=self._declare) as client:
                 await self.run(client)
         except asyncio.CancelledError:
             if not received:

@@ -307,7 +307,8 @@ def dialect_of(url: str) -> Dialect:
         way_out = "give postgresql://user:password@host/database or mysql://user:password@host/database"
         if parts.scheme.partition("+")[0] in _UNTESTED:
             way_out = (
-                "SQL Server and Oracle are not supported. Export the table to a CSV or Parquet file, and send it with "
+                "SQL Server and Oracle are not supported. Use NServiceBus's tool migrate-timeouts (for Oracle, only "
+                "with NHibernate), or export the table to a CSV or Parquet file, and send it with "
                 "'bide pipeline schedule FILE --to-column Destination'"
             )
         raise InvalidInputError(f"the URL of the database {start}: {way_out}")
