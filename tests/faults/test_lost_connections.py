@@ -104,7 +104,7 @@ async def test_an_absent_broker_fails_other_calls_in_time(vhost: Vhost, proxy: P
 async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy, on_lost: Any) -> None:
     """Every message is confirmed and there, or reported as in doubt; duplicates only among what was sent again."""
     queue = await declared(vhost.url)
-    chance = random.Random(7)
+    chance, cuts = random.Random(7), 20
     total, confirmed, doubtful, repeated = 2000, set[str](), set[str](), set[str]()
 
     async def send(client: bide.Client, number: int) -> None:
@@ -122,17 +122,13 @@ async def test_cuts_at_random_bytes_lose_nothing(vhost: Vhost, proxy: Proxy, on_
                 repeated.add(name)
             return
 
-    async def disturb() -> None:
-        while proxy.cuts < 40:
-            proxy.cut_after = chance.randint(1, 20_000)
-            await asyncio.sleep(0.03)  # the rhythm of the disturbance
+    def next_cut() -> int | None:
+        return chance.randint(1, 20_000) if proxy.cuts < cuts else None
 
     async with bide.connect(proxy.url, infrastructure=CLOCK, on_lost=on_lost, max_in_flight=200) as client:
-        disturbing = asyncio.create_task(disturb())
+        proxy.next_cut, proxy.cut_after = next_cut, next_cut()
         await asyncio.gather(*(send(client, number) for number in range(total)))
-        disturbing.cancel()
-        proxy.cut_after = None
-    assert proxy.cuts > 3
+    assert proxy.cuts == cuts
     assert len(confirmed) == total
     connection = await Connection.open(BrokerUrl.parse(vhost.url))
     found = Counter[str]()
