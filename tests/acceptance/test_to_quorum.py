@@ -54,11 +54,17 @@ class Publishers(threading.Thread):
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
         self._url = url
-        self._stopping = threading.Event()
+        self._connected, self._stopping = threading.Event(), threading.Event()
         self.sent: list[str] = []
+
+    def start(self) -> None:
+        """Start, and wait for the connection: while the publishers are paused, none could be opened."""
+        super().start()
+        assert self._connected.wait(TIMEOUT)
 
     def run(self) -> None:
         with bide.connect_sync(self._url) as client:
+            self._connected.set()
             for number in itertools.count():
                 if self._stopping.is_set():
                     break
