@@ -32,6 +32,7 @@ from bide.amqp.url import BrokerUrl
 from bide.delayed_plugin.scheduling import BATCH
 from bide.durations import EPOCH
 from bide.errors import LocalBrokerError, ManagementApiError
+from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import PLUGINS
 from bide.local_broker.installation import find_installation
 from bide.topology import Argument
@@ -541,11 +542,47 @@ def test_messages_of_a_node_that_lost_the_plugin_are_moved(rabbitmq: Rabbitmq, t
         applied = program.ok("migrate-plugin", "apply", "--exported", path, "--yes", *HALL).splitlines()
         assert applied == [
             "1 exchange replaced",
-            "the plugin is not enabled here and has delivered nothing: import exports without --delivered-before",
+            (
+                "the plugin is not enabled here and has delivered nothing: import this broker's exports without "
+                "--delivered-before"
+            ),
             "then run a relay: bide relay --allow 'x:*.delivery'",
         ]
         assert program.ok("migrate-plugin", "import", path).startswith("2 messages scheduled, 0 delivered")
         assert [one.body for one, _ in asyncio.run(receive(broker.url, "orders", 1))] == [b"soon"]
+
+
+@pytest.mark.slow
+def test_another_broker_takes_over_exchanges_and_waiting_messages(
+    plugin: Vhost, broker: LocalBroker, tmp_path: Path
+) -> None:
+    """In the order of the section "To another broker"."""
+    old = Program(plugin)
+    topology = bide.Topology(
+        [delayed("shop", "topic")], [bide.Queue.quorum("orders")], [bide.Binding("shop", "orders", "order.*")]
+    )
+    waiting = {"headers": {"x-delay": 10_000}, "message_id": "old"}
+    asyncio.run(put(plugin.url, topology, [("shop", "order.a", waiting, b"waited")]))
+    before, path = tmp_path / "before.json", str(tmp_path / "pending.jsonl")
+    exported = plugin.broker.management.call("GET", "definitions", plugin.name)
+    before.write_text(json.dumps(exported))
+    old.ok("migrate-plugin", "export", path, "--rabbitmqctl", rabbitmqctl(plugin.broker, tmp_path))
+    applied = json.loads(old.ok("migrate-plugin", "apply", "--exported", path, "--yes", "--json", *HALL))
+    ((_, script),) = (one for one in blocks(PAGE, "If the plugin is gone") if one[0] == "python")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=TIMEOUT)
+    there = Vhost(name=plugin.name, url=broker.add_vhost(plugin.name), broker=broker)
+    try:
+        broker.management.call("POST", "definitions", there.name, body=json.loads((tmp_path / "rest.json").read_text()))
+        new = Program(there)
+        new.ok("migrate-plugin", "apply", "--definitions", str(before), "--yes", *HALL)
+        imported = new.ok("migrate-plugin", "import", path, "--delivered-before", applied["since"].replace(" ", "T"))
+        assert imported.startswith("1 message scheduled, 0 delivered by the plugin before")
+        with relaying(there, "--allow", "x:*.delivery", *HALL):
+            ((message, _),) = asyncio.run(receive(there.url, "orders", 1))
+        assert (message.body, message.message_id) == (b"waited", "old")
+        assert "0 of 1 messages" in old.fails(1, "receive", "orders", "--count", "1", "--timeout", "1s")
+    finally:
+        broker.delete_vhost(there.name)
 
 
 def _shown(title: str) -> list[tuple[str, str, str]]:

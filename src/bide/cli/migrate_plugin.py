@@ -226,7 +226,10 @@ def apply(
     if not done.exchanges:
         return
     if done.since is None:
-        echo("the plugin is not enabled here and has delivered nothing: import exports without --delivered-before")
+        echo(
+            "the plugin is not enabled here and has delivered nothing: import this broker's exports without "
+            "--delivered-before"
+        )
     else:
         since = done.since.isoformat(timespec="milliseconds")
         echo(f"the plugin delivers nothing from them any more: bide migrate-plugin import --delivered-before {since}")
