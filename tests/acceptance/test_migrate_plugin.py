@@ -18,6 +18,7 @@ import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,8 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delayed_plugin.scheduling import BATCH
 from bide.durations import EPOCH
-from bide.errors import LocalBrokerError
+from bide.errors import LocalBrokerError, ManagementApiError
+from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import PLUGINS
 from bide.local_broker.installation import find_installation
 from bide.topology import Argument
@@ -39,12 +41,13 @@ from tests.acceptance.test_cli import SMALL, Program
 from tests.broker.receiving import declare
 from tests.broker.test_delayed_plugin_terms import rabbitmqctl
 from tests.polling import wait_while_running
-from tests.readme import shape
+from tests.readme import Shell, blocks, commands_of, section, shape
 from tests.relay_process import relay as relaying
 from tests.support import Rabbitmq, Vhost
 from tests.timeouts import TIMEOUT
 
 NAME = "rabbitmq_delayed_message_exchange"
+PAGE = "docs/from-delayed-plugin.md"
 HALL = ("--levels", "4")
 DEFINITIONS: dict[str, list[dict[str, Any]]] = {
     "exchanges": [
@@ -422,35 +425,87 @@ def test_the_page_shows_the_output_of_its_commands_from_top_to_bottom(plugin: Vh
 def test_after_the_plugin_is_gone_the_page_replaces_its_exchanges_from_a_file_of_definitions(
     program: Program, vhost: Vhost, tmp_path: Path
 ) -> None:
-    with bide.connect_sync(vhost.url) as client:
-        client.declare(bide.Topology(queues=[bide.Queue.quorum("orders"), bide.Queue.quorum("readers")]))
-    before = tmp_path / "before.json"
-    before.write_text(
-        json.dumps(
-            definitions(
-                bide.Topology(
-                    [delayed("shop", "topic"), delayed("news", "fanout")],
-                    bindings=[bide.Binding("shop", "orders", "order.*"), bide.Binding("news", "readers")],
-                )
-            )
-        )
+    topology = bide.Topology(
+        [delayed("shop", "topic"), delayed("news", "fanout"), bide.Exchange("plain", "topic")],
+        [bide.Queue.quorum("orders"), bide.Queue.quorum("readers")],
+        [
+            bide.Binding("shop", "orders", "order.*"),
+            bide.Binding("news", "readers"),
+            bide.Binding("plain", "orders", "order.*"),
+            bide.Binding("plain", "shop", "order.old", "exchange"),
+        ],
     )
+    before = tmp_path / "before.json"
+    before.write_text(json.dumps(definitions(topology, vhost.name)))
+    with pytest.raises(ManagementApiError, match="definitions"):
+        vhost.broker.management.call("POST", "definitions", body=json.loads(before.read_text()))
+    ((_, script),) = (one for one in blocks(PAGE, "If the plugin is gone") if one[0] == "python")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=TIMEOUT)
+    vhost.broker.management.call("POST", "definitions", body=json.loads((tmp_path / "rest.json").read_text()))
     shown = _shown("If the plugin is gone")
-    migrating, trying = shown[:3], shown[3:]
-    assert [command.split()[1] for command, _, _ in migrating] == ["check", "plan", "apply"]
-    for command, _, output in migrating:
+    assert [command.split()[1] for command, _, _ in shown] == ["check", "plan", "apply"]
+    # A hall does not replace an exchange that others lead to.
+    before.write_text(json.dumps(definitions(replace(topology, bindings=topology.bindings[:3]), vhost.name)))
+    for command, _, output in shown:
         printed = program.ok(*shlex.split(command.replace("before.json", str(before))))
         assert printed == output, command
-    *_, advice = migrating[-1][2].splitlines()
-    with relaying(vhost, *shlex.split(advice.partition(": bide relay ")[2])):
-        assert [command.split()[0] for command, _, _ in trying] == ["send", "receive"]
-        for command, _, output in trying:
-            assert shape(program.ok(*shlex.split(command))) == shape(output), command
-    program.ok("send", "now", "--exchange", "shop", "--routing-key", "order.paid")
-    assert [one.body for one, _ in asyncio.run(receive(vhost.url, "orders", 1))] == [b"now"]
+    for exchange in ("shop", "plain"):
+        program.ok("send", exchange, "--exchange", exchange, "--routing-key", "order.paid")
+        assert [one.body for one, _ in asyncio.run(receive(vhost.url, "orders", 1))] == [exchange.encode()]
     # What exists stays as it is.
     again = program.ok("migrate-plugin", "apply", "--definitions", str(before), "--yes")
     assert again == "0 exchanges replaced\n"
+
+
+def test_the_first_try_of_the_page_delays_a_message(vhost: Vhost, rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, rabbitmq)
+    shell.environment |= {"BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url}
+    ((_, block),) = blocks(PAGE, "Try it")
+    commands = commands_of(block)
+    (number,) = (n for n, (command, _) in enumerate(commands) if command.endswith("&"))
+
+    def check(some: list[tuple[str, str]]) -> None:
+        for command, output in some:
+            printed = re.sub(r"virtual host \S+", "virtual host /", shell.paste(command))
+            assert shape(printed) == shape(output), command
+
+    check(commands[:number])
+    # The shell of the tests kills what it leaves behind.
+    with relaying(vhost, *shlex.split(commands[number][0].removesuffix("&"))[2:]):
+        check(commands[number + 1 :])
+
+
+def test_replaced_exchanges_delay_again_after_their_definitions_were_restored(
+    program: Program, vhost: Vhost, tmp_path: Path
+) -> None:
+    """RabbitMQ exports the value of a binding that matches any x-delay as a text, which matches no delay."""
+    program.ok("topology", "apply", "point-to-point", "--queue", "orders")
+    before = tmp_path / "before.json"
+    before.write_text(
+        json.dumps({**DEFINITIONS, **{kind: DEFINITIONS[kind][:2] for kind in ("exchanges", "bindings")}})
+    )
+    program.ok("migrate-plugin", "apply", "--definitions", str(before), "--yes", *HALL)
+    exported = vhost.broker.management.call("GET", "definitions", vhost.name)
+    name = f"restored-{time.monotonic_ns()}"
+    restored = Vhost(name=name, url=vhost.broker.add_vhost(name), broker=vhost.broker)
+    try:
+        vhost.broker.management.call("POST", "definitions", name, body=exported)
+        there = Program(restored)
+        # The hall is the one of the first run: its settings are not options of the second.
+        assert there.ok("migrate-plugin", "apply", "--yes") == (
+            "0 exchanges replaced\n"
+            "the binding to the waiting hall of shop-0, shop-1 repaired: definitions do not keep it\n"
+        )
+        assert there.ok("migrate-plugin", "apply", "--yes") == "0 exchanges replaced\n"
+        there.ok("send", "later", "--exchange", "shop-1", "--routing-key", "order.a", "--header", "x-delay=1000")
+        there.ok("send", "now", "--exchange", "shop-1", "--routing-key", "order.a")
+        assert [one.body for one, _ in asyncio.run(receive(restored.url, "orders", 1))] == [b"now"]
+        bindings = vhost.broker.management.call("GET", "exchanges", name, "shop-1", "bindings", "source")
+        assert [one["destination"] for one in bindings] == ["bide.hall.v1.check-in"]
+        with relaying(restored, "--allow", "x:*.delivery", *HALL):
+            assert [one.body for one, _ in asyncio.run(receive(restored.url, "orders", 1))] == [b"later"]
+    finally:
+        vhost.broker.delete_vhost(name)
 
 
 def test_exchanges_of_a_file_are_not_made_without_their_queues(program: Program, tmp_path: Path) -> None:
@@ -487,19 +542,53 @@ def test_messages_of_a_node_that_lost_the_plugin_are_moved(rabbitmq: Rabbitmq, t
         applied = program.ok("migrate-plugin", "apply", "--exported", path, "--yes", *HALL).splitlines()
         assert applied == [
             "1 exchange replaced",
-            "the plugin is not enabled here and has delivered nothing: import exports without --delivered-before",
+            (
+                "the plugin is not enabled here and has delivered nothing: import this broker's exports without "
+                "--delivered-before"
+            ),
             "then run a relay: bide relay --allow 'x:*.delivery'",
         ]
         assert program.ok("migrate-plugin", "import", path).startswith("2 messages scheduled, 0 delivered")
         assert [one.body for one, _ in asyncio.run(receive(broker.url, "orders", 1))] == [b"soon"]
 
 
-def _shown(section: str) -> list[tuple[str, str, str]]:
+@pytest.mark.slow
+def test_another_broker_takes_over_exchanges_and_waiting_messages(
+    plugin: Vhost, broker: LocalBroker, tmp_path: Path
+) -> None:
+    """In the order of the section "To another broker"."""
+    old = Program(plugin)
+    topology = bide.Topology(
+        [delayed("shop", "topic")], [bide.Queue.quorum("orders")], [bide.Binding("shop", "orders", "order.*")]
+    )
+    waiting = {"headers": {"x-delay": 10_000}, "message_id": "old"}
+    asyncio.run(put(plugin.url, topology, [("shop", "order.a", waiting, b"waited")]))
+    before, path = tmp_path / "before.json", str(tmp_path / "pending.jsonl")
+    exported = plugin.broker.management.call("GET", "definitions", plugin.name)
+    before.write_text(json.dumps(exported))
+    old.ok("migrate-plugin", "export", path, "--rabbitmqctl", rabbitmqctl(plugin.broker, tmp_path))
+    applied = json.loads(old.ok("migrate-plugin", "apply", "--exported", path, "--yes", "--json", *HALL))
+    ((_, script),) = (one for one in blocks(PAGE, "If the plugin is gone") if one[0] == "python")
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True, timeout=TIMEOUT)
+    there = Vhost(name=plugin.name, url=broker.add_vhost(plugin.name), broker=broker)
+    try:
+        broker.management.call("POST", "definitions", there.name, body=json.loads((tmp_path / "rest.json").read_text()))
+        new = Program(there)
+        new.ok("migrate-plugin", "apply", "--definitions", str(before), "--yes", *HALL)
+        imported = new.ok("migrate-plugin", "import", path, "--delivered-before", applied["since"].replace(" ", "T"))
+        assert imported.startswith("1 message scheduled, 0 delivered by the plugin before")
+        with relaying(there, "--allow", "x:*.delivery", *HALL):
+            ((message, _),) = asyncio.run(receive(there.url, "orders", 1))
+        assert (message.body, message.message_id) == (b"waited", "old")
+        assert "0 of 1 messages" in old.fails(1, "receive", "orders", "--count", "1", "--timeout", "1s")
+    finally:
+        broker.delete_vhost(there.name)
+
+
+def _shown(title: str) -> list[tuple[str, str, str]]:
     """The commands of a section, and the output that it shows."""
-    page = (Path(__file__).parents[2] / "docs" / "from-delayed-plugin.md").read_text(encoding="utf-8")
-    text = page.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    blocks = re.findall(r"^ *```\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL)
-    return [one.partition("\n") for block in blocks for one in re.split(r"^ *\$ bide ", block, flags=re.MULTILINE)[1:]]
+    found = re.findall(r"^ *```\w*\n(.*?)^ *```$", section(PAGE, title), re.MULTILINE | re.DOTALL)
+    return [one.partition("\n") for block in found for one in re.split(r"^ *\$ bide ", block, flags=re.MULTILINE)[1:]]
 
 
 def _lines(text: str) -> list[str]:

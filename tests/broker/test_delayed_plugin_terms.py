@@ -155,6 +155,15 @@ async def test_an_export_that_reads_nothing_leaves_no_file(tmp_path: Path) -> No
     assert not path.exists()
 
 
+async def test_the_error_of_a_node_that_is_not_reached_says_where_to_run_the_export(tmp_path: Path) -> None:
+    command = tmp_path / "rabbitmqctl"
+    said = "Error: unable to perform an operation on node 'rabbit@b'. Please see diagnostics.\\n\\nMost common reasons"
+    command.write_text(f'#!/bin/sh\nprintf "{said}" >&2\nexit 69\n')
+    command.chmod(0o755)
+    with pytest.raises(BrokerError, match=r"'rabbit@b'\. Run it .* with rabbitmqctl=\.\.\.$"):
+        await export(tmp_path / "pending.jsonl", [str(command)])
+
+
 def test_an_incomplete_page_is_refused() -> None:
     with pytest.raises(BrokerError, match="no complete page"):
         parse_page(b"1\tLw==\tZQ==\ta2V5\t\t\n")

@@ -200,6 +200,9 @@ def apply(
 ) -> None:
     """Replace the exchanges of the plugin, by default all. The next run finishes an interrupted one.
 
+    Run it also after definitions were imported in which exchanges are replaced: RabbitMQ does not keep their binding to
+    the waiting hall, so they deliver at once.
+
     Stop the publishers first. Consumers can continue: their queues get the same bindings. Messages that wait are lost
     with their exchange, so the command does nothing if some of them were not exported.
 
@@ -218,10 +221,15 @@ def apply(
     echo(f"{quantity(len(done.exchanges), 'exchange')} replaced")
     if done.finished:
         echo(f"the interrupted replacement of {', '.join(done.finished)} finished")
+    if done.repaired:
+        echo(f"the binding to the waiting hall of {', '.join(done.repaired)} repaired: definitions do not keep it")
     if not done.exchanges:
         return
     if done.since is None:
-        echo("the plugin is not enabled here and has delivered nothing: import exports without --delivered-before")
+        echo(
+            "the plugin is not enabled here and has delivered nothing: import this broker's exports without "
+            "--delivered-before"
+        )
     else:
         since = done.since.isoformat(timespec="milliseconds")
         echo(f"the plugin delivers nothing from them any more: bide migrate-plugin import --delivered-before {since}")

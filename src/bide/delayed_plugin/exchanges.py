@@ -36,6 +36,11 @@ WAY_ARGUMENT: Final = "bide-way"
 _MAX_NAME_BYTES: Final = 255
 _ROUTING_TYPE: Final = "x-delayed-type"
 _ALTERNATE: Final = "alternate-exchange"
+_HAS_DELAY: Final[Mapping[str, Any]] = {"x-match": "all-with-x", "x-delay": None}
+"""Arguments of a binding that matches any value of the header. The management API shows None as ``undefined``."""
+
+_RESTORED: Final[Mapping[str, Argument]] = {"x-match": "all-with-x", "x-delay": "undefined"}
+"""These arguments in definitions that RabbitMQ exports: they match no delay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,12 +155,29 @@ def entry_topology(delivery: Exchange, bindings: Iterable[Binding], hall: Waitin
             key: value for key, value in delivery.arguments.items() if key not in (ENTRY_ARGUMENT, WAY_ARGUMENT)
         }
         return Topology([Exchange(name, delivery.type, arguments=arguments)], bindings=_bindings_from(name, bindings))
-    # A value of None matches any value of the header.
-    present: Mapping[str, Any] = {"x-match": "all-with-x", "x-delay": None}
     return Topology(
         [Exchange(name, "headers", arguments={_ALTERNATE: delivery.name})],
-        bindings=[Binding(name, hall.check_in, "", "exchange", present)],
+        bindings=[_check_in_binding(name, hall.check_in)],
     )
+
+
+def check_in_bindings(topology: Topology) -> list[tuple[Binding, Binding]]:
+    """The bindings to waiting halls of exchanges that were replaced, each with what imported definitions make of it."""
+    entries = {
+        one.arguments.get(ENTRY_ARGUMENT) for one in topology.exchanges if one.arguments.get(WAY_ARGUMENT) == "hall"
+    }
+    return [
+        (
+            _check_in_binding(one.source, one.destination),
+            Binding(one.source, one.destination, "", "exchange", _RESTORED),
+        )
+        for one in topology.bindings
+        if one.source in entries and "x-delay" in one.arguments
+    ]
+
+
+def _check_in_binding(source: str, check_in: str) -> Binding:
+    return Binding(source, check_in, "", "exchange", _HAS_DELAY)
 
 
 def interrupted(topology: Topology) -> list[Exchange]:

@@ -20,6 +20,7 @@ from bide.delayed_plugin.exchanges import (
     WAY_ARGUMENT,
     DelayedExchange,
     Way,
+    check_in_bindings,
     delayed_exchanges,
     entry_topology,
     holding_topology,
@@ -42,12 +43,15 @@ class Replaced:
     Attributes:
         exchanges: the names of the exchanges that were replaced.
         finished: the names of the exchanges whose interrupted replacement was finished.
+        repaired: the names of the exchanges that were replaced before, and whose binding to the waiting hall is correct
+            again. RabbitMQ exports the binding incorrectly, so definitions that are imported deliver at once.
         since: a time just before the first exchange was deleted. The plugin has delivered all messages that were due
             before this time. None if the plugin is not enabled: then it has delivered nothing.
     """
 
     exchanges: tuple[str, ...]
     finished: tuple[str, ...]
+    repaired: tuple[str, ...]
     since: datetime | None
 
 
@@ -96,7 +100,7 @@ async def replace_exchanges(
     exported: Mapping[str, int] | None = None,
     force: bool = False,
 ) -> Replaced:
-    """Replace the exchanges of the plugin. An interrupted replacement is finished.
+    """Replace the exchanges of the plugin. An interrupted replacement is finished, and a restored one is repaired.
 
     Publishers should pause: each exchange is missing for some milliseconds, and the broker closes channels that publish
     to it then. Messages that wait in the plugin are lost with their exchange, so export them first.
@@ -144,9 +148,11 @@ async def replace_exchanges(
         bindings = [one for one in topology.bindings if one.source == delivery.name]
         await _switch(connection, delivery, bindings, hall, delete=False)
         log.info("finished the replacement of %s", delivery.arguments[ENTRY_ARGUMENT])
+    repaired = await _repair(connection, api, topology)
     return Replaced(
         exchanges=tuple(one.name for one in chosen),
         finished=tuple(str(one.arguments[ENTRY_ARGUMENT]) for one in unfinished),
+        repaired=repaired,
         since=since,
     )
 
@@ -173,6 +179,19 @@ def _check_exported(exchanges: Iterable[DelayedExchange], exported: Mapping[str,
             "call bide.delayed_plugin.export.export(...), and give the file with exported=...",
             counts=held,
         )
+
+
+async def _repair(connection: Connection, api: ManagementApi, topology: Topology) -> tuple[str, ...]:
+    """Bind the exchanges that were replaced before to their waiting hall as at first."""
+    repaired = []
+    async with await connection.channel() as channel:
+        for binding, restored in check_in_bindings(topology):
+            await channel.bind(binding)
+            # The API shows both bindings alike.
+            if (await api.bindings_from(connection.url.vhost, binding.source)).count(restored) > 1:
+                await channel.unbind(restored)
+                repaired.append(binding.source)
+    return tuple(repaired)
 
 
 async def _declare(connection: Connection, topology: Topology) -> None:
