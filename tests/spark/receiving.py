@@ -7,6 +7,7 @@ import time
 from itertools import count
 
 import bide
+from bide.amqp.queue_counts import queue_counts
 from bide.client.message_sync import SyncMessage
 from tests.broker.receiving import connected, ready_at
 from tests.polling import wait_until
@@ -54,8 +55,7 @@ def wait_until_released(url: str, queue: str) -> None:
 
     async def consumers() -> int:
         async with connected(url) as connection:
-            channel = await connection.channel()
-            return int((await channel.declare_queue(bide.Queue(queue), passive=True)).consumer_count)
+            return int((await queue_counts(await connection.channel(), queue)).consumer_count)
 
     wait_until(lambda: not asyncio.run(consumers()), f"{queue} has no consumer")
 
