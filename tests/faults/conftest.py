@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -96,11 +97,16 @@ def certified(rabbitmq: Rabbitmq, folder: Path) -> trustme.CA:
     return authority
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nothing listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def held_port() -> Iterator[int]:
+    """A port of the loopback interface that nothing listens on, for a server that starts later, stops, or never starts.
+
+    A socket that is bound and does not listen keeps the port from other processes, and lets a server listen on it.
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        yield int(holder.getsockname()[1])
 
 
 def tls_settings(folder: Path) -> str:
@@ -125,14 +131,15 @@ def dedicated(rabbitmq: Rabbitmq, tmp_path_factory: pytest.TempPathFactory) -> I
     """A dedicated broker for tests that stop, block or kill it."""
     folder = tmp_path_factory.mktemp("tls")
     authority = certified(rabbitmq, folder)
-    tls_port, stream_tls_port = free_port(), free_port()
-    config = f"""
-        max_message_size = {BODY_LIMIT}
-        listeners.ssl.local = 127.0.0.1:{tls_port}
-        stream.listeners.ssl.local = 127.0.0.1:{stream_tls_port}
-        {tls_settings(folder)}
-    """
-    with rabbitmq.start(ephemeral=True, plugins=TLS_PLUGINS, extra_config=config) as broker:
-        yield DedicatedBroker(
-            broker=broker, tls_port=tls_port, stream_tls_port=stream_tls_port, authority=authority, folder=folder
-        )
+    # While the broker starts, and each time that a test kills it, another process could take its ports.
+    with held_port() as tls_port, held_port() as stream_tls_port:
+        config = f"""
+            max_message_size = {BODY_LIMIT}
+            listeners.ssl.local = 127.0.0.1:{tls_port}
+            stream.listeners.ssl.local = 127.0.0.1:{stream_tls_port}
+            {tls_settings(folder)}
+        """
+        with rabbitmq.start(ephemeral=True, plugins=TLS_PLUGINS, extra_config=config) as broker:
+            yield DedicatedBroker(
+                broker=broker, tls_port=tls_port, stream_tls_port=stream_tls_port, authority=authority, folder=folder
+            )

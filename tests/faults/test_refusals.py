@@ -22,7 +22,7 @@ from bide.errors import (
 )
 from bide.local_broker.installation import numbers
 from tests.broker.receiving import connected, fresh, receive, state_of
-from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, free_port, too_old
+from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, held_port, too_old
 from tests.faults.proxy import Proxy
 from tests.support import Rabbitmq, Vhost
 from tests.timeouts import TIMEOUT
@@ -44,8 +44,8 @@ async def opening(url: str) -> str:
 
 
 async def test_a_closed_port_is_an_error_that_names_it() -> None:
-    port = free_port()
-    error = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
+    with held_port() as port:
+        error = await opening(f"amqp://guest:secret@127.0.0.1:{port}/")
     assert error.startswith("BrokerUnreachableError ")
     assert f"127.0.0.1:{port}" in error
     assert "BIDE_URL" in error
@@ -84,10 +84,10 @@ async def test_a_server_of_another_protocol_is_an_error() -> None:
 
 
 async def test_the_second_host_is_tried_when_the_first_is_down(vhost: Vhost) -> None:
-    dead = f"127.0.0.1:{free_port()}"
     alive = address(vhost)
-    async with bide.connect(vhost.url.replace(alive, f"{dead},{alive}")) as client:
-        assert await client.release() >= (3, 10)
+    with held_port() as port:
+        async with bide.connect(vhost.url.replace(alive, f"127.0.0.1:{port},{alive}")) as client:
+            assert await client.release() >= (3, 10)
 
 
 async def test_the_next_host_is_tried_when_one_refuses(vhost: Vhost, dedicated: DedicatedBroker, proxy: Proxy) -> None:
