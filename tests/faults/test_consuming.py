@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -18,6 +19,7 @@ from bide.errors import (
     ConnectionLostError,
     ConsumerCancelledError,
     DeliveryLostError,
+    ManagementApiError,
     TargetNotFoundError,
 )
 from tests.broker.receiving import (
@@ -194,7 +196,8 @@ async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost
         await eventually(partial(_is_off, consumer))
         proxy.moving.set()
         if stuck is not None:
-            assert (await stuck).attempts == 2
+            # More than twice if the machine pauses for the two seconds after which these heartbeats count as missing.
+            assert (await stuck).attempts >= 2
         async with asyncio.timeout(TIMEOUT):
             # The broker gives the others out as long as it does not know that the old connection has ended.
             while (again := await anext(consumer)).message_id != first.message_id:
@@ -239,7 +242,9 @@ async def test_a_connection_closed_by_the_broker_is_reopened(vhost: Vhost) -> No
                 return True
             for one in management.call("GET", "connections"):
                 if one.get("client_properties", {}).get("connection_name", "").startswith(name):
-                    management.call("DELETE", "connections", one["name"])
+                    # It may be one that was closed at the last look, and is still listed.
+                    with suppress(ManagementApiError):
+                        management.call("DELETE", "connections", one["name"])
             return first.lost
 
         await eventually(closed, step=0.5)
