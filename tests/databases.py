@@ -6,7 +6,6 @@ import os
 import pwd
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -21,6 +20,7 @@ from typing import Any
 import psycopg
 import pymysql
 
+from tests.ports import held_port
 from tests.timeouts import TIMEOUT
 
 _numbers = count(1)
@@ -72,11 +72,10 @@ def postgresql_server() -> Iterator[DatabaseServer]:
     found = shutil.which("postgres")
     assert homes or found, "PostgreSQL is not installed: run scripts/install-postgresql.sh"
     binaries = homes[-1] if homes else Path(str(found)).parent
-    with _folder("postgres") as (folder, user):
+    with _folder("postgres") as (folder, user), held_port() as port:
         data = folder / "data"
         setup = [binaries / "initdb", "-D", data, "-U", "bide", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
         _run(setup, user)
-        port = _free_port()  # now, and not seconds before it is used
         options = ["-c", "listen_addresses=127.0.0.1", "-c", f"port={port}", "-c", "fsync=off"]
         server = [binaries / "postgres", "-D", data, *options, "-c", f"unix_socket_directories={folder}"]
         url = f"postgresql://bide@127.0.0.1:{port}/postgres"
@@ -92,10 +91,9 @@ def mariadb_server() -> Iterator[DatabaseServer]:
     server = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
     install = shutil.which("mariadb-install-db")
     assert None not in (server, install), "MariaDB is not installed: run scripts/install-mariadb.sh"
-    with _folder("mysql") as (folder, user):
+    with _folder("mysql") as (folder, user), held_port() as port:
         data = folder / "data"
         _run([install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"], user)
-        port = _free_port()  # now, and not seconds before it is used
         options = ["--bind-address=127.0.0.1", f"--port={port}", f"--socket={folder}/socket", f"--datadir={data}"]
         unsafe = ["--innodb-flush-log-at-trx-commit=0", "--skip-log-bin", "--max-allowed-packet=64M"]
         url = f"mysql://root@127.0.0.1:{port}/mysql"
@@ -162,9 +160,3 @@ def _run(command: list[Any], user: str | None) -> None:
         [str(one) for one in command], capture_output=True, text=True, timeout=TIMEOUT, check=False, cwd="/", user=user
     )
     assert done.returncode == 0, done.stdout + done.stderr
-
-
-def _free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])

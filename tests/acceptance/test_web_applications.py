@@ -24,8 +24,9 @@ import bide.testing
 from bide.errors import ClosedError, DeclarationMismatchError
 from tests.broker.receiving import eventually, receive
 from tests.broker.schedule_log import gating
-from tests.broker.test_reminders_docs import curl, free_port
+from tests.broker.test_reminders_docs import curl
 from tests.faults.proxy import Proxy
+from tests.ports import held_port
 from tests.readme import blocks, commands_of, read
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -140,7 +141,7 @@ async def test_each_application_does_what_the_page_shows(vhost: Vhost, tmp_path:
         for title in FRAMEWORKS:
             folder = tmp_path / title
             for command in await asyncio.to_thread(set_up, title, folder):
-                ports.append(free_port())
+                ports.append(servers.enter_context(held_port()))
                 await servers.enter_async_context(serving(folder, command, ports[-1], proxy.url))
         assert len(ports) == 4
 

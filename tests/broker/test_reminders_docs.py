@@ -85,13 +85,6 @@ async def curl(command: str, port: int) -> str:
     return printed.decode()
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port: int = found.getsockname()[1]
-        return port
-
-
 async def test_the_commands_print_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
     sections = {
         title: [one for _, text in blocks(PAGE, title) if text.startswith("$ curl") for one in commands_of(text)]

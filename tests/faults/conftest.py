@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -19,6 +17,7 @@ from bide.local_broker.configuration import PLUGINS
 from tests.broker.receiving import fresh, receive
 from tests.faults.proxy import Proxy
 from tests.leaks import no_leaks
+from tests.ports import held_port
 from tests.support import Rabbitmq, Vhost
 
 CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(seconds=1))
@@ -95,18 +94,6 @@ def certified(rabbitmq: Rabbitmq, folder: Path) -> trustme.CA:
         certificate.cert_chain_pems[0].write_to_path(str(place / "cert.pem"))
         certificate.private_key_pem.write_to_path(str(place / "key.pem"))
     return authority
-
-
-@contextmanager
-def held_port() -> Iterator[int]:
-    """A port of the loopback interface that nothing listens on, for a server that starts later, stops, or never starts.
-
-    A socket that is bound and does not listen keeps the port from other processes, and lets a server listen on it.
-    """
-    with socket.socket() as holder:
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", 0))
-        yield int(holder.getsockname()[1])
 
 
 def tls_settings(folder: Path) -> str:

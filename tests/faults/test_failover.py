@@ -25,7 +25,7 @@ from tests.support import Vhost
 from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 HEARTBEAT = 6
-"""Seconds. Heartbeats come before a client leaves a node, and connections outlive a pause of the machine of ten seconds."""
+"""Seconds. Some come before a client leaves a node, and a connection outlives a pause of the machine of ten seconds."""
 
 
 @pytest.fixture

@@ -22,8 +22,9 @@ from bide.errors import (
 )
 from bide.local_broker.installation import numbers
 from tests.broker.receiving import connected, fresh, receive, state_of
-from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, held_port, too_old
+from tests.faults.conftest import BODY_LIMIT, CLOCK, DedicatedBroker, too_old
 from tests.faults.proxy import Proxy
+from tests.ports import held_port
 from tests.support import Rabbitmq, Vhost
 from tests.timeouts import TIMEOUT
 
