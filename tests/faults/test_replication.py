@@ -96,13 +96,19 @@ async def test_verify_reports_queues_without_replicas(nodes: Sequence[LocalBroke
         await eventually(names_one_queue, step=1)
         three.kill()
 
-        async def has_noticed() -> bool:
+        async def names_what_stopped() -> bool:
+            """In one report: the API may still see the dead node in the next, or another queue without a leader."""
             texts = [f"{finding.status}: {finding.text}" for finding in await findings("replication")]
-            return len(texts) == 3 and texts[2].startswith(f"warning: 22 of 23 queues lack a member on {three.name!r}")
+            begin = (
+                "problem: 1 of 23 queues have fewer than 3 members",
+                "problem: 1 of 23 queues have no majority of their members online ('bide.v1.s5')",
+                f"warning: 22 of 23 queues lack a member on {three.name!r}",
+            )
+            return (
+                len(texts) == len(begin)
+                and all(map(str.startswith, texts, begin))
+                and texts[2].endswith(f"start {three.name!r}")
+            )
 
-        await eventually(has_noticed, step=1)
-        _, stopped, degraded = await findings("replication")
-        assert stopped.status == "problem"
-        assert "1 of 23 queues have no majority of their members online ('bide.v1.s5')" in stopped.text
-        assert degraded.text.endswith(f"start {three.name!r}")
+        await eventually(names_what_stopped, step=1)
         await connection.close()
