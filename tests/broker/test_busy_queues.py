@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 import bide
+from bide.admin.schedule_findings import schedule_findings
+from bide.admin.verify import _check_relays
+from bide.client.gate_check import GateCheck
 from bide.error_queues import ErrorQueue
 from bide.errors import NotEmptyError, QueueBusyError
+from tests.broker.receiving import connected
+from tests.broker.schedule_log import NAMES, gating, wait_for_leaders
+from tests.broker.workers import at_work
 from tests.faults.proxy import Proxy
 from tests.support import Vhost
 
@@ -35,10 +43,10 @@ async def resume(vhost: Vhost) -> None:
     await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"sys:resume('{vhost.name}_q').")
 
 
-async def stall(vhost: Vhost) -> None:
+async def stall(vhost: Vhost, queue: str = "q") -> None:
     """Let the queue do nothing for 3 s."""
-    code = f"Queue = '{vhost.name}_q', sys:suspend(Queue), spawn(fun() -> timer:sleep(3000), sys:resume(Queue) end)."
-    await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", code)
+    code = "sys:suspend(Queue), spawn(fun() -> timer:sleep(3000), sys:resume(Queue) end)."
+    await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"Queue = '{vhost.name}_{queue}', {code}")
 
 
 async def test_the_messages_of_a_busy_queue_are_counted(client: bide.Client, vhost: Vhost) -> None:
@@ -83,3 +91,25 @@ async def test_a_slow_connection_is_not_taken_for_a_busy_queue(vhost: Vhost) -> 
         proxy.lag = 0.4
         assert await client.message_count("q") == 0
         assert (await client.destroy(QUEUE)).queues == 1
+
+
+async def test_gates_with_a_busy_queue_are_found(
+    vhost: Vhost, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "bide")
+    async with gating(vhost.url, tmp_path / "gate"), connected(vhost.url) as connection:
+        await wait_for_leaders(vhost.url)
+        await stall(vhost, NAMES.queries(3))
+        (found,) = [one for one in await schedule_findings(connection, None) if one.check == "gates"]
+        assert (found.status, found.text) == ("ok", "all 8 partitions are led by a gate")
+        await stall(vhost, NAMES.queries(3))
+        await GateCheck(NAMES).check(connection, 3)
+        assert caplog.messages == []
+
+
+async def test_a_relay_with_a_busy_queue_is_found(vhost: Vhost) -> None:
+    hall = bide.WaitingHall(levels=2)
+    async with at_work(bide.Relay(vhost.url, hall=hall, allow=["*"])), connected(vhost.url) as connection:
+        await stall(vhost, hall.relay_queues[0])
+        (found,) = await _check_relays(connection, hall)
+        assert (found.status, found.text) == ("ok", "1 at work")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from bide.admin.declared import Redeclared, redeclare_exchanges, redeclare_queues
 from bide.admin.policies import policy_problems
 from bide.admin.replication import queue_replication
 from bide.admin.report import Check, Finding, judged, listed, unchecked, warned
-from bide.admin.snapshot import ask_each, take_schedule_snapshot
+from bide.admin.snapshot import count_each, take_schedule_snapshot
 from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
 from bide.durations import to_milliseconds
@@ -21,7 +21,6 @@ from bide.runtime.wording import quantity
 from bide.schedules.encoding import decode
 from bide.schedules.names import MAX_RESERVATIONS, PARTITIONS, ScheduleNames
 from bide.schedules.records import Beat
-from bide.topology import Queue
 
 _LISTEN: Final = 2.5
 """Seconds in which each gate appends two beats to each partition."""
@@ -104,7 +103,7 @@ async def _managed(connection: Connection, api: ManagementApi, names: ScheduleNa
 
 
 async def _undeliverable(connection: Connection, names: ScheduleNames) -> list[Finding]:
-    (answer,) = await _ask(connection, [names.undeliverable])
+    (answer,) = await count_each(connection, [names.undeliverable])
     if isinstance(answer, BrokerError) or not answer.message_count:
         return []
     text = (
@@ -118,8 +117,8 @@ async def _undeliverable(connection: Connection, names: ScheduleNames) -> list[F
 
 async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, list[Finding]]:
     """Whether a gate leads any partition, and the findings about gates."""
-    answers = await _ask(connection, [names.queries(number) for number in range(PARTITIONS)])
-    rooms = await _ask(connection, [names.room(number) for number in range(PARTITIONS)])
+    answers = await count_each(connection, [names.queries(number) for number in range(PARTITIONS)])
+    rooms = await count_each(connection, [names.room(number) for number in range(PARTITIONS)])
     led = [number for number, one in enumerate(answers) if not isinstance(one, BrokerError) and one.consumer_count]
     idle = [number for number in range(PARTITIONS) if number not in led]
     findings: list[Finding] = []
@@ -187,8 +186,3 @@ async def _clocks(connection: Connection, names: ScheduleNames, streams: Sequenc
 
 def _ignore(_: BideError) -> None:
     """Ignore a closed channel: the beats received so far count."""
-
-
-async def _ask(connection: Connection, queues: Sequence[str]) -> list[Any]:
-    items = [Queue(name) for name in queues]
-    return await ask_each(connection, items, lambda channel, one: channel.declare_queue(one, passive=True))

@@ -18,7 +18,7 @@ from bide.admin.protection import protection_findings
 from bide.admin.replication import replication_findings
 from bide.admin.report import Check, Finding, VerifyReport, judged, listed, unchecked
 from bide.admin.schedule_findings import schedule_findings
-from bide.admin.snapshot import Snapshot, ask_each, take_snapshot
+from bide.admin.snapshot import Snapshot, count_each, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.admin.target_findings import delivery_limit_findings, target_findings
 from bide.admin.unbound import unbound_problem
@@ -34,7 +34,7 @@ from bide.errors import (
 )
 from bide.management.api import ManagementApi
 from bide.runtime.wording import quantity
-from bide.topology import Binding, Queue, Topology
+from bide.topology import Binding, Topology
 
 DEFAULT_PREFETCH: Final = 32
 _FEATURE_FLAGS: Final = ("quorum_queue", "stream_queue")
@@ -189,8 +189,8 @@ async def _check_relays(connection: Connection, infrastructure: DelayInfrastruct
     """Check whether the queues for relays have a consumer."""
     if not infrastructure.relay_queues:
         return []
-    queues = [Queue(name) for name in infrastructure.relay_queues]
-    answers = await ask_each(connection, queues, lambda channel, one: channel.declare_queue(one, passive=True))
+    queues = infrastructure.relay_queues
+    answers = await count_each(connection, queues)
     relays: list[int] = []
     idle: list[str] = []
     waiting = 0
@@ -201,7 +201,7 @@ async def _check_relays(connection: Connection, infrastructure: DelayInfrastruct
             return [unchecked("relays", str(answer))]
         relays.append(answer.consumer_count)
         if not answer.consumer_count:
-            idle.append(queue.name)
+            idle.append(queue)
             waiting += answer.message_count
     problem = (
         f"no relay consumes from {listed(idle)}, where {quantity(waiting, 'message waits', 'messages wait')}: call "
@@ -301,7 +301,7 @@ async def _check_stuck(
 
 async def _check_undeliverable(connection: Connection, infrastructure: DelayInfrastructure) -> list[Finding]:
     name = infrastructure.undeliverable
-    (answer,) = await ask_each(connection, [Queue(name)], lambda channel, one: channel.declare_queue(one, passive=True))
+    (answer,) = await count_each(connection, [name])
     if is_missing(answer):
         return []
     if isinstance(answer, BrokerError):

@@ -6,10 +6,10 @@ import math
 from typing import Final
 
 from bide.amqp.connection import Connection
-from bide.errors import AccessRefusedError, TargetNotFoundError
+from bide.amqp.queue_counts import queue_counts
+from bide.errors import AccessRefusedError, QueueBusyError, TargetNotFoundError
 from bide.runtime.logs import logger
 from bide.schedules.names import ScheduleNames
-from bide.topology import Queue
 
 log = logger(__name__)
 
@@ -45,9 +45,12 @@ class GateCheck:
         queue = self._names.queries(partition)
         async with await connection.channel() as channel:
             try:
-                found = (await channel.declare_queue(Queue(queue), passive=True)).consumer_count > 0
+                found = (await queue_counts(channel, queue)).consumer_count > 0
             except TargetNotFoundError:
                 found = False
+            except QueueBusyError as error:
+                log.debug("it is not known whether a gate is running: %s", error)
+                return
             except AccessRefusedError as error:
                 # Another check would be refused too, and the broker logs each refusal.
                 self._next = math.inf

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from bide.admin.snapshot import ask_each
+from bide.admin.snapshot import count_each
 from bide.console.vhost import ConsoleVhost
 from bide.errors import BideError, BrokerError, TargetNotFoundError
 from bide.schedules.names import PARTITIONS
-from bide.topology import Queue
 
 
 async def count_led_partitions(vhost: ConsoleVhost) -> dict[str, Any]:
@@ -18,10 +17,9 @@ async def count_led_partitions(vhost: ConsoleVhost) -> dict[str, Any]:
     ``{"led": 8, "of": 8, "ok": true, "why": ""}``.
     """
     names = vhost.schedules.requests.names
-    queues = [Queue(names.queries(number)) for number in range(PARTITIONS)]
     try:
         connection = await vhost.connection()
-        answers = await ask_each(connection, queues, lambda channel, one: channel.declare_queue(one, passive=True))
+        answers = await count_each(connection, [names.queries(number) for number in range(PARTITIONS)])
     except BideError as error:
         return _gates(0, f"the gates cannot be counted: {error}")
     if all(isinstance(one, TargetNotFoundError) for one in answers):
