@@ -114,6 +114,14 @@ def flush_declarations(broker: LocalBroker) -> None:
     broker.rabbitmqctl("eval", "[ok = dets:sync(Table) || Table <- dets:all()].")
 
 
+def apply_retention(broker: LocalBroker) -> None:
+    """Wait until streams have dropped what exceeds their limits.
+
+    A segment that is closed asks another process of the broker for that, which may do it after the last confirm.
+    """
+    broker.rabbitmqctl("eval", "sys:get_state(osiris_retention, infinity).")
+
+
 def stream_port(broker: LocalBroker) -> int:
     """The broker's port for the stream protocol."""
     port = broker.stream_port

@@ -33,7 +33,7 @@ from bide.streams.range_reader import OffsetRange, read_range
 from tests import stream_publisher
 from tests.broker.receiving import fresh
 from tests.polling import wait_until
-from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
+from tests.support import Rabbitmq, Vhost, apply_retention, flush_declarations, stream_port
 
 
 @pytest.fixture
@@ -184,10 +184,9 @@ def test_offsets_dropped_by_retention_are_lost(
     channel: pika.adapters.blocking_connection.BlockingChannel, vhost: Vhost, address: Address
 ) -> None:
     declare(channel, "s", **{"x-max-length-bytes": 50_000, "x-stream-max-segment-size-bytes": 20_000})
-    # Several segments are closed. Each asks for the old ones to be dropped, which another process of the broker does
-    # later: the stream may be cut several times after the last confirm, until that process has answered.
+    # Several segments are closed, and the stream may be cut several times after the last confirm.
     fill(channel, "s", [bytes(5_000)] * 30)
-    vhost.broker.rabbitmqctl("eval", "sys:get_state(osiris_retention).")
+    apply_retention(vhost.broker)
     with StreamLogs(address) as logs:
         first, end = logs.first("s"), logs.end("s")
     assert first > 0, "retention never came"

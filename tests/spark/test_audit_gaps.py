@@ -16,7 +16,7 @@ from bide.endpoint.events import EVENTS
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.spark.test_audit import STREAM, put, with_client
-from tests.support import Vhost, stream_port
+from tests.support import Vhost, apply_retention, stream_port
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -86,6 +86,7 @@ def test_gaps_end_an_audit_until_they_are_allowed(
 
     # Far more than the stream keeps.
     audit.tell(OTHER_EVENTS, *(f"many-{number}" for number in range(100)), size=5_000)
+    apply_retention(vhost.broker)
     error = audit.run(code=1)
     assert "removed them before they were read. Continue with the remaining messages with --allow-gaps, or" in error
     assert 0 < audit.rows("processed", "--allow-gaps") < 100

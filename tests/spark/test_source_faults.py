@@ -17,7 +17,7 @@ from pika.exceptions import ChannelClosedByBroker
 
 from bide.local_broker import LocalBroker
 from tests.spark.spark_processes import QUICK_JAVA, started
-from tests.support import Rabbitmq, Vhost, flush_declarations, stream_port
+from tests.support import Rabbitmq, Vhost, apply_retention, flush_declarations, stream_port
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
@@ -166,6 +166,7 @@ def test_lost_messages_fail_the_query_until_allowed(
     read(spark, vhost, tmp_path, startingOffsets="earliest")
     # Far more than is kept.
     fill(channel, range(3, 103), size=5_000)
+    apply_retention(vhost.broker)
     with pytest.raises(Exception, match=r"does not have offsets 3 to .* retention removed them"):
         read(spark, vhost, tmp_path)
     read(spark, vhost, tmp_path, failOnDataLoss=False)
@@ -178,6 +179,7 @@ def test_lost_messages_fail_the_query_until_allowed(
 def test_lost_messages_fail_a_batch_until_allowed(spark: SparkSession, vhost: Vhost, channel: Channel) -> None:
     declare(channel, **SHORT)
     fill(channel, range(100), size=5_000)
+    apply_retention(vhost.broker)
     batch = spark.read.format("rabbitmq").options(
         url=vhost.url, streamPort=stream_port(vhost.broker), stream="s", startingOffsets='{"s": 3}'
     )

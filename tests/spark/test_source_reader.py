@@ -15,6 +15,7 @@ from bide.spark.options import Options
 from bide.spark.read_options import ReadOptions
 from bide.spark.source import StreamsQueryReader
 from tests.spark.streams import Streams
+from tests.support import apply_retention
 
 IN_2100 = "4102444800000"
 
@@ -142,6 +143,7 @@ def test_messages_dropped_before_the_first_read_are_not_a_loss(streams: Streams)
     streams.declare("old")
     streams.declare("new", **{"x-max-length-bytes": 100_000, "x-stream-max-segment-size-bytes": 50_000})
     streams.fill("new", ["x" * 5_000] * 100)
+    apply_retention(streams.vhost.broker)
     start = document({"old": 0})
     with reading(streams, stream="old,new") as reader:
         for end in (reader.latestOffset(start), reader.latestOffset()):
