@@ -36,6 +36,17 @@ def without_confirms(data: bytes) -> bytes:
     return kept + data
 
 
+def whole_frames(data: bytes) -> tuple[bytes, bytes]:
+    """The whole frames in what the broker says, and the beginning of the one that is not all there yet."""
+    end = 0
+    while len(data) >= end + _HEAD.size:
+        following = end + _HEAD.size + _HEAD.unpack_from(data, end)[2] + 1
+        if following > len(data):
+            break
+        end = following
+    return data[:end], data[end:]
+
+
 def url_of(*proxies: Proxy) -> str:
     """The URL with several proxies as its hosts, tried in this order."""
     first, *others = (urlsplit(one.url) for one in proxies)
@@ -139,7 +150,7 @@ class Proxy(TcpProxy):
         budget: called for every new connection; returns the bytes from the client until it breaks, None: never.
         on_method: what to do when a client sends this method for the next time, once: cut the connection before the
             frame, in the middle of it, or let it pass and throw away what the broker answers from then on.
-        rewrite: changes what the broker says.
+        rewrite: changes what the broker says, in whole frames.
         rate: maximum bytes per second in each direction; None: unlimited.
         lag: seconds by which the broker's answers are held up.
         sent: bytes that clients have sent so far.
@@ -253,10 +264,12 @@ class _Pair:
         return True
 
     async def from_broker(self, reader: asyncio.StreamReader) -> None:
+        held = b""
         try:
             while data := await reader.read(4096):
                 await self._proxy.moving.wait()
-                if self._deaf or self._proxy.deaf or self.stranded:
+                data, held = whole_frames(held + data)
+                if not data or self._deaf or self._proxy.deaf or self.stranded:
                     continue
                 if self._proxy.lag:
                     asyncio.get_running_loop().call_later(self._proxy.lag, self.to_client.write, data)
