@@ -20,6 +20,9 @@ def cluster(
 ) -> Iterator[LocalCluster]:
     """Run a cluster of three nodes; see :meth:`LocalCluster.start`.
 
+    Its nodes do not give up one that does not answer, as they do after 45 to 75 seconds by default: Mnesia would then
+    stay partitioned in the tests that follow.
+
     Args:
         rabbitmq: the RabbitMQ under test.
         joined: make them one cluster; otherwise each is one of its own, until :func:`join_cluster`.
@@ -30,13 +33,14 @@ def cluster(
     with (Path(tempfile.gettempdir()) / "bide-cluster.lock").open("w") as lock:
         # One at a time: three brokers are enough for a machine.
         fcntl.flock(lock, fcntl.LOCK_EX)
+        arguments = f"-aten poll_interval {polling} -kernel net_ticktime {2 * int(TIMEOUT)}"
         with LocalCluster.start(
             joined=joined,
             namespaces=namespaces,
             ephemeral=True,
             home=rabbitmq.home,
             chroot=rabbitmq.chroot,
-            environment={"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": f"-aten poll_interval {polling}"},
+            environment={"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": arguments},
             timeout=timedelta(seconds=TIMEOUT),
         ) as made:
             yield made

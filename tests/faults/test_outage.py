@@ -103,8 +103,8 @@ async def test_an_outage_of_one_node_does_not_stop_publishing(nodes: LocalCluste
     """Two clients of each node: for a queue whose leader is on the node that fails, and for one whose leader is not.
 
     Up to RabbitMQ 3.13 a new channel takes the leader of a queue from Mnesia, which does not learn of a new one before
-    the nodes have given up the one that fails, after 60 s (``net_ticktime``): there the client of that node is not
-    looked at that publishes to a queue with its leader there.
+    the nodes have given up the one that fails (``net_ticktime``): there the client of that node is not looked at that
+    publishes to a queue with its leader there.
     """
     victim, *others = nodes.nodes
     publishing: list[Publishing] = []
