@@ -219,7 +219,8 @@ def run(cell):
     def on_output(message):
         content = message["content"]
         printed.append(content.get("text") or "\\n".join(content.get("traceback", [])))
-        if content.get("text") == "consuming\\n":
+        # The kernel sends what a cell prints in parts.
+        if content.get("text") and "".join(printed) == "consuming\\n":
             manager.interrupt_kernel()
 
     reply = client.execute_interactive(cell, timeout=timeout, output_hook=on_output)["content"]
