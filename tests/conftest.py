@@ -26,7 +26,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
 from xdist.workermanage import WorkerController
 
-from bide.local_broker import LocalBroker
+from bide.local_broker import LocalBroker, configuration
 from bide.local_broker.installation import HOME_VARIABLE, numbers
 from tests.support import Rabbitmq, Vhost
 
@@ -57,6 +57,16 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # A shell ignores Ctrl-C in what it runs in the background, and so would the programs that tests interrupt.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Each worker chooses the ports of its brokers among its own: a broker that a test has stopped, and starts again, would
+# find one of its ports in use if another worker had started a broker meanwhile.
+_workers, _worker = (
+    int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", default).removeprefix("gw"))
+    for name, default in (("_COUNT", "1"), ("", "gw0"))
+)
+_ports = (configuration._LAST_PORT - configuration._FIRST_PORT + 1) // _workers
+_first_port = configuration._FIRST_PORT + _worker % _workers * _ports
+vars(configuration).update(_FIRST_PORT=_first_port, _LAST_PORT=_first_port + _ports - 1)
 
 # The objects of imports and collection stay: looking for garbage among them takes a sixth of the time of collection.
 gc.disable()

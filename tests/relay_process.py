@@ -29,7 +29,8 @@ class Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             bufsize=0,
-            env={**environment, "BIDE_URL": vhost.url},
+            # The broker closes a connection whose client is frozen for 20 s, unless it has no heartbeats.
+            env={**environment, "BIDE_URL": vhost.idle_url},
         )
 
     def wait_until_it_says(self, words: bytes) -> bytes:

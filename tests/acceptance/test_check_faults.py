@@ -170,10 +170,11 @@ def test_a_member_that_a_full_disk_ended_for_good_is_replaced(rabbitmq: Rabbitmq
         arguments = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 3}
         for queue in ("orders", "mails"):
             cluster.management.call("PUT", "queues", "/", queue, body={"durable": True, "arguments": arguments})
+        # Before the fault, which may empty it.
+        [damaged] = [
+            one for one in (node.folder / "data").rglob("quorum/*/*/config") if '<<"orders">>' in one.read_text()
+        ]
         with FULL.inject(FaultSite(cluster=cluster, vhost="/", rng=random.Random(1), busy={2}), node):
-            [damaged] = [
-                one for one in (node.folder / "data").rglob("quorum/*/*/config") if '<<"orders">>' in one.read_text()
-            ]
             damaged.write_bytes(b"")  # as Ra before 2.6.2 leaves it, if the member starts in this moment
         members = json.loads(cluster.rabbitmqctl("list_queues", "--formatter", "json", "name", "online"))
         names = sorted(one.name for one in cluster.nodes)

@@ -260,7 +260,7 @@ async def test_bad_usage_is_one_line_and_exits_with_2(program: Program, vhost: V
 
 async def test_a_second_run_is_refused(program: Program, vhost: Vhost) -> None:
     await fill(vhost.url, 1, (600, 601))
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
     async with await connection.channel() as channel:
         await channel.declare_queue(Queue("bide.migration.nsb.delay-delivery", exclusive=True, durable=False))
         assert "runs on this virtual host already" in program.fails(1, *COMMAND)

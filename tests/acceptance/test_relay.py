@@ -35,7 +35,7 @@ async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: V
     levels = [hall.level_name(level) for level in range(4)]
     async with bide.connect(vhost.url, infrastructure=hall) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
-        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
         with relay(vhost, *options) as frozen:
             if at_target:
                 # Long enough for all of them to be in the levels when it is frozen, on a slow machine too.
@@ -82,10 +82,11 @@ async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: V
 async def test_a_relay_killed_before_its_confirms_loses_nothing(vhost: Vhost) -> None:
     """The hall takes nothing, because its meditating queue is gone: messages are sent, returned, and sent again."""
     count = 300
-    async with bide.connect(vhost.url, infrastructure=QUICK) as client:
+    # A client that has to connect again declares the queue again.
+    async with bide.connect(vhost.idle_url, infrastructure=QUICK) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         await client.bind("orders")
-        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
         with relay(vhost, *QUICKLY) as stuck:
             await (await connection.channel()).delete_queue(QUICK.meditating)
             # A relay that is held up delivers what is due by then, and has less to get rid of.
@@ -177,7 +178,7 @@ async def test_sigterm_sends_every_consumed_message_before_the_end(vhost: Vhost)
     async with bide.connect(vhost.url, infrastructure=QUICK) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         await client.bind("orders")
-        connection = await Connection.open(BrokerUrl.parse(vhost.url))
+        connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
         with relay(vhost, *QUICKLY) as process:
             process.signal(signal.SIGSTOP)
             await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="1h") for n in range(count))

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -123,6 +123,18 @@ def test_a_process_keeps_no_client_whose_queue_could_not_be_declared(monkeypatch
     assert len(made) == 2
 
 
+async def answers(port: int, commands: Sequence[str]) -> list[dict[str, Any]]:
+    """The answers to requests, all of which are repeated if one had to wait for the broker longer than 5 s.
+
+    One process of a server may answer the first request, and another one, which has no client yet, the next.
+    """
+    async with asyncio.timeout(TIMEOUT):
+        while True:
+            found: list[dict[str, Any]] = [json.loads(await curl(f"{one} -sS", port)) for one in commands]
+            if not any("error" in one for one in found):
+                return found
+
+
 @pytest.mark.long
 @pytest.mark.slow
 async def test_each_application_does_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
@@ -160,8 +172,8 @@ async def test_each_application_does_what_the_page_shows(vhost: Vhost, tmp_path:
 
         await each_answers(200, True)
         for port in ports:
-            for command, printed in requests:
-                assert (port, json.loads(await curl(f"{command} -sS", port))) == (port, json.loads(printed))
+            wanted = [json.loads(printed) for _, printed in requests]
+            assert (port, await answers(port, [command for command, _ in requests])) == (port, wanted)
         receipts = await receive(client, "mail", len(ports))
         assert [one.json() for one in receipts] == [{"receipt": 7}] * len(ports)
         assert await client.scheduled("order:7") is None
@@ -173,7 +185,7 @@ async def test_each_application_does_what_the_page_shows(vhost: Vhost, tmp_path:
         proxy.refusing = False
         await each_answers(200, True)
         for port in ports:
-            assert json.loads(await curl("curl -sS -X PUT localhost:8000/orders/8", port)) == {"order": 8}
+            assert await answers(port, ["curl -X PUT localhost:8000/orders/8"]) == [{"order": 8}]
 
 
 CELLS: Final = [
@@ -220,7 +232,8 @@ def run(cell):
     def on_output(message):
         content = message["content"]
         printed.append(content.get("text") or "\\n".join(content.get("traceback", [])))
-        if content.get("text") == "consuming\\n":
+        # The kernel sends what a cell prints in parts.
+        if content.get("text") and "".join(printed) == "consuming\\n":
             manager.interrupt_kernel()
 
     reply = client.execute_interactive(cell, timeout=timeout, output_hook=on_output)["content"]

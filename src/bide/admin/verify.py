@@ -39,9 +39,10 @@ from bide.topology import Binding, Topology
 DEFAULT_PREFETCH: Final = 32
 _FEATURE_FLAGS: Final = ("quorum_queue", "stream_queue")
 _PREFETCH_SETTING: Final = "dead_letter_worker_consumer_prefetch"
-_STUCK_SECONDS: Final = 11.0
+_STUCK_SECONDS: Final = 16.0
 """How long a count must stay above 0 before its messages are called stuck. On a busy broker some messages are always
-in transit, and a quorum queue updates its counts only every 5 seconds: this takes two updates."""
+in transit. A quorum queue updates its counts every 5 seconds, and the management API collects them every 5 seconds: a
+count may be 10.5 seconds old, and older on a busy machine."""
 
 _RECHECK_AFTER: Final = 1.0
 """Seconds between two checks for stuck messages."""

@@ -67,8 +67,9 @@ _PAUSE: Final = 0.3
 _STUCK: Final = 30.0
 """Seconds after which the run ends although queues count messages that they do not deliver."""
 
-_RECOUNT: Final = 12.0
-"""Seconds to wait for the management API, whose counts are up to five seconds old."""
+_RECOUNT: Final = 20.0
+"""Seconds to wait for the management API, whose counts of quorum queues are up to 10.5 seconds old, and older on a busy
+machine."""
 
 _MESSAGE_ERRORS: Final = (InvalidInputError, TargetNotFoundError, UnroutableError, PublishRefusedError)
 """Errors that concern one message or its target, and not other messages."""

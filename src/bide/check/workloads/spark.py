@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from datetime import datetime, timedelta
@@ -24,6 +25,11 @@ _TASKS: Final = 2
 
 _WRITES: Final = 2
 """Writes at the same time."""
+
+_REPORT_SECONDS: Final = 30.0
+"""Seconds to wait until Spark reports the end of a job that has ended: it reports in the background."""
+
+_POLL_SECONDS: Final = 0.05
 
 _COLUMNS: Final = "value binary, queue string, deliver_at timestamp, message_id string, headers_json string"
 
@@ -125,6 +131,12 @@ class SparkWorkload(CheckWorkload):
     def _failed_tasks(self, group: str) -> int:
         """How many tasks of a write failed. Spark repeats them, and the sink then sends their rows again."""
         tracker = self._session.sparkContext.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+        deadline = time.monotonic() + _REPORT_SECONDS
+        while True:
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
+            # The end of a job is reported after the failures of its tasks.
+            if all(job is None or job.status != "RUNNING" for job in jobs) or time.monotonic() > deadline:
+                break
+            time.sleep(_POLL_SECONDS)
         stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
         return sum(stage.numFailedTasks for stage in stages if stage is not None)
