@@ -23,7 +23,7 @@ from bide.migration import Migration
 from bide.relay import Relay
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import connected, eventually, ready_at, receive
+from tests.broker.receiving import connected, eventually, ready, ready_at, receive
 from tests.support import Vhost
 
 LAYOUTS: dict[str, DelayInfrastructure] = {
@@ -276,7 +276,7 @@ async def test_a_task_of_celery_goes_to_the_exchange_that_a_worker_bound(vhost: 
         await channel.qos(10)
         found: dict[str, str] = {}
         hour = Queue("new.v1.h1", arguments={})
-        assert (await channel.declare_queue(hour, passive=True)).message_count == 2
+        assert await ready(connection, hour.name) == 2
         for _ in range(2):
             delivery = await channel.get(hour.name)
             assert delivery is not None
