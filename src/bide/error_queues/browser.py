@@ -33,7 +33,7 @@ the queue cannot deliver them."""
 _MAX_NEW: Final = 1000
 """The limit for messages that arrive while browsing, or a tenth of the initial number of messages if that is more."""
 
-_REQUEUE_TIMEOUT: Final = 2.0
+_REQUEUE_TIMEOUT: Final = 5.0
 """Seconds to wait until the broker counts the requeued messages as ready, so that the next browser finds them."""
 
 _POLL_INTERVAL: Final = 0.005
