@@ -13,7 +13,7 @@ from typing import Any, Final
 from bide.admin.declaring import RETRY_FOR, Declaring, is_temporary
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.amqp.queue_counts import ALWAYS_THERE, ATTEMPTS, busy_error, have_counted, is_empty
+from bide.amqp.queue_counts import ATTEMPTS, busy_error, have_counted, is_empty
 from bide.errors import (
     AccessRefusedError,
     BrokerError,
@@ -316,7 +316,7 @@ async def _exact_replies(declaring: Declaring, queues: Sequence[Queue]) -> dict[
         asked_at = loop.time()
         replies = await replies_by_name(declaring, batch)
         seconds = loop.time() - asked_at
-        if await have_counted(seconds, lambda: declaring.all(_check_item, [ALWAYS_THERE])):
+        if await have_counted(seconds, lambda: declaring.all(_round_trip, [None])):
             uncounted = set[str]()
             size, attempts = min(size * 4, _MOST_COUNTED), 0
         else:
@@ -332,6 +332,10 @@ async def _exact_replies(declaring: Declaring, queues: Sequence[Queue]) -> dict[
 async def replies_by_name(declaring: Declaring, items: Sequence[Exchange | Queue]) -> dict[str, Any]:
     """The broker's replies to passive declarations of the items that exist, by name."""
     return {item.name: reply async for item, reply in declaring.each(_check_item, items, skip_missing=True)}
+
+
+def _round_trip(channel: Channel, _: None) -> asyncio.Future[Any]:
+    return channel.round_trip()
 
 
 def _check_item(channel: Channel, item: Exchange | Queue) -> asyncio.Future[Any]:

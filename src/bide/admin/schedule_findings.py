@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from bide.admin.declared import Redeclared, redeclare_exchanges, redeclare_queues
+from bide.admin.declared import Redeclared, is_missing, redeclare_exchanges, redeclare_queues
 from bide.admin.policies import policy_problems
 from bide.admin.replication import queue_replication
 from bide.admin.report import Check, Finding, judged, listed, unchecked, warned
@@ -104,7 +104,11 @@ async def _managed(connection: Connection, api: ManagementApi, names: ScheduleNa
 
 async def _undeliverable(connection: Connection, names: ScheduleNames) -> list[Finding]:
     (answer,) = await count_each(connection, [names.undeliverable])
-    if isinstance(answer, BrokerError) or not answer.message_count:
+    if is_missing(answer):
+        return []
+    if isinstance(answer, BrokerError):
+        return [unchecked("schedule log", str(answer))]
+    if not answer.message_count:
         return []
     text = (
         f"{quantity(answer.message_count, 'scheduled message')} in {names.undeliverable!r} found no target, or none "
@@ -116,9 +120,12 @@ async def _undeliverable(connection: Connection, names: ScheduleNames) -> list[F
 
 
 async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, list[Finding]]:
-    """Whether a gate leads any partition, and the findings about gates."""
+    """Whether a gate may lead a partition, and the findings about gates."""
     answers = await count_each(connection, [names.queries(number) for number in range(PARTITIONS)])
     rooms = await count_each(connection, [names.room(number) for number in range(PARTITIONS)])
+    unknown = [one for one in answers if isinstance(one, BrokerError) and not is_missing(one)]
+    if unknown:
+        return True, [unchecked("gates", str(unknown[0]))]
     led = [number for number, one in enumerate(answers) if not isinstance(one, BrokerError) and one.consumer_count]
     idle = [number for number in range(PARTITIONS) if number not in led]
     findings: list[Finding] = []

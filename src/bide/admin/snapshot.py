@@ -11,13 +11,13 @@ from typing import Any, Final, TypeVar
 
 from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
-from bide.amqp.queue_counts import ALWAYS_THERE, have_counted, is_empty, queue_counts
+from bide.amqp.queue_counts import queue_counts
 from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import BrokerError
 from bide.management.api import FoundExchange, FoundQueue, ManagementApi
 from bide.schedules.names import ScheduleNames
-from bide.topology import Argument, Binding, DestinationType, Queue
+from bide.topology import Argument, Binding, DestinationType
 
 _Item = TypeVar("_Item")
 _Answer = TypeVar("_Answer")
@@ -302,27 +302,22 @@ async def ask_each(
 
 
 async def count_each(connection: Connection, queues: Sequence[str]) -> list[Any | BrokerError]:
-    """The reply to a passive declaration of each queue, with its numbers of messages and consumers, or the error.
+    """The counts of a few queues, see :func:`bide.amqp.queue_counts.queue_counts`, or the broker's errors.
 
-    A queue that is too busy to count is asked again, see :func:`bide.amqp.queue_counts.queue_counts`.
+    Each queue is asked over a channel of its own, so one that is busy does not make the replies of others late.
+    :func:`bide.admin.apply.message_counts` is for many queues.
 
     Raises:
         BideError: the connection was lost.
     """
-    asked_at = connection.loop.time()
-    items = [Queue(name) for name in queues]
-    answers = await ask_each(connection, items, lambda channel, one: channel.declare_queue(one, passive=True))
-    seconds = connection.loop.time() - asked_at
-    async with await connection.channel() as channel:
-        if await have_counted(seconds, lambda: channel.declare_exchange(ALWAYS_THERE, passive=True)):
-            return answers
-    for place, (queue, answer) in enumerate(zip(queues, answers, strict=True)):
-        if not isinstance(answer, BrokerError) and is_empty(answer):
-            try:
-                async with await connection.channel() as channel:
-                    answers[place] = await queue_counts(channel, queue)
-            except BrokerError as error:
-                if connection.lost.done():
-                    raise
-                answers[place] = error
-    return answers
+
+    async def count(queue: str) -> Any | BrokerError:
+        try:
+            async with await connection.channel() as channel:
+                return await queue_counts(channel, queue)
+        except BrokerError as error:
+            if connection.lost.done():
+                raise
+            return error
+
+    return await _call_concurrently(count, queues)

@@ -31,6 +31,9 @@ class AckedChannel(Protocol):
     def call(self, payload: bytes, *replies: type[Frame]) -> asyncio.Future[Any]:
         """Send a method and return a future of its reply."""
 
+    def round_trip(self) -> asyncio.Future[Any]:
+        """Make the broker answer."""
+
     def declare_queue(self, queue: Queue, *, passive: bool = False) -> asyncio.Future[Any]:
         """Declare or check a queue, and return a future of the reply with its counts."""
 
@@ -115,7 +118,7 @@ class AckedQueues:
             await self._ask_queues(channel)
         elif self._cancelled_without_answer:
             # Before 4.0, a cancellation does not send what was held back. That follows a moment later.
-            await channel.call(methods.flow(), commands.Channel.FlowOk)
+            await channel.round_trip()
 
     async def _ask_queues(self, channel: AckedChannel) -> None:
         await channel.call(methods.qos(1), commands.Basic.QosOk)

@@ -105,6 +105,10 @@ class Channel:
         self._write(codec.method(20, 10, b"\x00"))
         self.abandon()
 
+    def round_trip(self) -> asyncio.Future[Any]:
+        """Make the broker answer, by a call in which no queue takes part, and that needs no permission."""
+        return self.call(methods.flow(), commands.Channel.FlowOk)
+
     async def confirm_select(self) -> None:
         """Switch publisher confirms on."""
         await self.call(codec.method(85, 10, b"\x00"), commands.Confirm.SelectOk)

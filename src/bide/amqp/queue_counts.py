@@ -8,13 +8,10 @@ from typing import Any, Final
 
 from bide.amqp.channel import Channel
 from bide.errors import QueueBusyError
-from bide.topology import Exchange, Queue
+from bide.topology import Queue
 
 ATTEMPTS: Final = 20
 """How often to ask a queue that is too busy to count."""
-
-ALWAYS_THERE: Final = Exchange("amq.direct")
-"""An exchange whose passive declaration shows how slow the connection is, because no queue takes part in it."""
 
 _BUSY_AFTER: Final = 0.24
 """Seconds. RabbitMQ asks a quorum queue for 250 ms, and then replies that it has 0 messages and 0 consumers
@@ -40,9 +37,7 @@ async def queue_counts(channel: Channel, queue: str) -> Any:
         asked_at = loop.time()
         reply = await channel.declare_queue(Queue(queue), passive=True)
         seconds = loop.time() - asked_at
-        if not is_empty(reply) or await have_counted(
-            seconds, lambda: channel.declare_exchange(ALWAYS_THERE, passive=True)
-        ):
+        if not is_empty(reply) or await have_counted(seconds, channel.round_trip):
             return reply
     raise busy_error(queue)
 
@@ -52,7 +47,7 @@ def is_empty(reply: Any) -> bool:
     return not reply.message_count and not reply.consumer_count
 
 
-async def have_counted(seconds: float, ask: Callable[[], Awaitable[Any]]) -> bool:
+async def have_counted(seconds: float, round_trip: Callable[[], Awaitable[Any]]) -> bool:
     """Whether queues have counted, and the broker has not given up waiting for one of them.
 
     A busy queue that is taken for an empty one can cost messages, and the opposite costs another attempt. So in doubt
@@ -60,7 +55,7 @@ async def have_counted(seconds: float, ask: Callable[[], Awaitable[Any]]) -> boo
 
     Args:
         seconds: the time from the first question to the last reply.
-        ask: makes a call in which no queue takes part.
+        round_trip: see :meth:`bide.amqp.channel.Channel.round_trip`.
     """
     if seconds < _BUSY_AFTER:
         return True
@@ -68,7 +63,7 @@ async def have_counted(seconds: float, ask: Callable[[], Awaitable[Any]]) -> boo
     round_trips = []
     for _ in range(_ROUND_TRIPS):
         asked_at = loop.time()
-        await ask()
+        await round_trip()
         round_trips.append(loop.time() - asked_at)
     return seconds - min(round_trips) < _BUSY_AFTER / 2
 

@@ -25,6 +25,9 @@ async def count_led_partitions(vhost: ConsoleVhost) -> dict[str, Any]:
     if all(isinstance(one, TargetNotFoundError) for one in answers):
         return _gates(0, "there is no schedule log on this virtual host: the first schedule declares it")
     led = sum(1 for one in answers if not isinstance(one, BrokerError) and one.consumer_count)
+    unknown = [one for one in answers if isinstance(one, BrokerError) and not isinstance(one, TargetNotFoundError)]
+    if unknown:
+        return _gates(led, f"the gates cannot be counted: {unknown[0]}")
     if led < PARTITIONS:
         return _gates(led, f"gates lead {led} of {PARTITIONS} partitions: run 'bide gate --allow ...'")
     return _gates(led, "")
