@@ -19,30 +19,29 @@ async def checked(monkeypatch: pytest.MonkeyPatch, left_after: float) -> Finding
     """The finding about a queue whose count stays above 0 for this number of seconds."""
     now = 0.0
 
-    def counted() -> Snapshot:
-        queues: Any = {QUEUE: SimpleNamespace(between=int(now < left_after))}
-        return Snapshot(queues=queues)
+    def queues() -> Any:
+        return {QUEUE: SimpleNamespace(between=int(now < left_after))}
 
-    async def take_snapshot(*_: object) -> Snapshot:
-        return counted()
+    async def find_owned(*_: object) -> Any:
+        return {}, queues()
 
     async def sleep(seconds: float) -> None:
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(verify, "take_snapshot", take_snapshot)
+    monkeypatch.setattr(verify, "find_owned", find_owned)
     monkeypatch.setattr(verify, "time", SimpleNamespace(monotonic=lambda: now))
     monkeypatch.setattr(verify, "asyncio", SimpleNamespace(sleep=sleep))
     api: Any = None
-    (finding,) = await verify._check_stuck(counted(), api, "/", bide.Clock())
+    (finding,) = await verify._check_stuck(Snapshot(queues=queues()), api, "/", bide.Clock())
     return finding
 
 
-async def test_a_count_that_two_updates_made_old_is_not_of_stuck_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_counted_for_14_s_are_not_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """A queue updates its counts every 5 s, and the management API collects them every 5 s, later on a busy machine."""
     assert (await checked(monkeypatch, 14.0)).status == "ok"
 
 
-async def test_a_count_that_stays_is_of_stuck_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_messages_that_stay_counted_are_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     found = await checked(monkeypatch, 600.0)
     assert (found.status, QUEUE in found.text) == ("problem", True)

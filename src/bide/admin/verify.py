@@ -18,7 +18,7 @@ from bide.admin.protection import protection_findings
 from bide.admin.replication import replication_findings
 from bide.admin.report import Check, Finding, VerifyReport, judged, listed, unchecked
 from bide.admin.schedule_findings import schedule_findings
-from bide.admin.snapshot import Snapshot, count_each, take_snapshot
+from bide.admin.snapshot import Snapshot, count_each, find_owned, take_snapshot
 from bide.admin.taps import bound_taps, tap_findings, unseen_taps
 from bide.admin.target_findings import delivery_limit_findings, target_findings
 from bide.admin.unbound import unbound_problem
@@ -288,7 +288,10 @@ async def _check_stuck(
     deadline = time.monotonic() + _STUCK_SECONDS
     while stuck and time.monotonic() < deadline:
         await asyncio.sleep(_RECHECK_AFTER)  # messages in transit leave meanwhile
-        again = (await take_snapshot(api, vhost, infrastructure)).queues
+        try:
+            _, again = await find_owned(api, vhost, infrastructure)
+        except ManagementApiError as error:
+            return [unchecked("stuck messages", str(error))]
         counts = {name: min(count, again[name].between) for name, count in stuck.items() if name in again}
         stuck = {name: count for name, count in counts.items() if count}
     problems = [
