@@ -31,4 +31,4 @@ def test_failures_that_spark_reports_after_the_write_are_counted() -> None:
     workload, tracker = SparkWorkload(stage), Tracker()
     session: Any = SimpleNamespace(sparkContext=SimpleNamespace(statusTracker=lambda: tracker))
     workload._session = session
-    assert workload._failed_tasks("run-1") == 1
+    assert workload._failed_tasks("run-1", "confirmed") == 1

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, ClassVar, Final
 from bide.check.recorder import Draft
 from bide.check.workloads.base import CheckWorkload, Stage
 from bide.errors import BideError
+from bide.runtime.logs import logger
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _MASTER: Final = "local[4, 3]"
 """Four tasks at the same time, each of which Spark tries up to three times."""
+
+log = logger(__name__)
 
 _TASKS: Final = 2
 """Tasks of a write."""
@@ -30,6 +33,7 @@ _REPORT_SECONDS: Final = 30.0
 """Seconds to wait until Spark reports the end of a job that has ended: it reports in the background."""
 
 _POLL_SECONDS: Final = 0.05
+"""Seconds between two questions to Spark."""
 
 _COLUMNS: Final = "value binary, queue string, deliver_at timestamp, message_id string, headers_json string"
 
@@ -96,7 +100,7 @@ class SparkWorkload(CheckWorkload):
         except BideError as error:
             # Tasks that did not fail, or attempts before the last one, may have sent messages.
             outcome, expected = type(error).__name__, "unknown"
-        written, attempts = self.stage.client.now(), 1 + await asyncio.to_thread(self._failed_tasks, group)
+        written, attempts = self.stage.client.now(), 1 + await asyncio.to_thread(self._failed_tasks, group, outcome)
         add_sent = self.stage.recorder.add_sent
         for draft, queue, due in messages:
             add_sent(draft, [queue], outcome=outcome, expected=expected, due=due, attempts=attempts, role=role)
@@ -128,14 +132,22 @@ class SparkWorkload(CheckWorkload):
         # This also makes the session the active one of this thread, so that Spark finds the data source.
         return self._session.createDataFrame(rows, _COLUMNS)
 
-    def _failed_tasks(self, group: str) -> int:
-        """How many tasks of a write failed. Spark repeats them, and the sink then sends their rows again."""
+    def _failed_tasks(self, group: str, outcome: str) -> int:
+        """How many tasks of a write failed. Spark repeats them, and the sink then sends their rows again.
+
+        Args:
+            outcome: of the write. One that is confirmed had jobs.
+        """
         tracker = self._session.sparkContext.statusTracker()
         deadline = time.monotonic() + _REPORT_SECONDS
         while True:
             jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group)]
             # The end of a job is reported after the failures of its tasks.
-            if all(job is None or job.status != "RUNNING" for job in jobs) or time.monotonic() > deadline:
+            has_ended = all(job is not None and job.status != "RUNNING" for job in jobs)
+            if has_ended and (jobs or outcome != "confirmed"):
+                break
+            if time.monotonic() > deadline:
+                log.warning("Spark has not reported the end of the jobs of %s within %g s", group, _REPORT_SECONDS)
                 break
             time.sleep(_POLL_SECONDS)
         stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
