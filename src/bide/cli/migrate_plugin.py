@@ -200,8 +200,8 @@ def apply(
 ) -> None:
     """Replace the exchanges of the plugin, by default all. The next run finishes an interrupted one.
 
-    Run it also after definitions were imported in which exchanges are replaced: RabbitMQ does not keep their binding to
-    the waiting hall, so they deliver at once.
+    Run it also after you imported definitions with replaced exchanges: RabbitMQ does not export their binding to the
+    waiting hall correctly, so their messages are delivered at once.
 
     Stop the publishers first. Consumers can continue: their queues get the same bindings. Messages that wait are lost
     with their exchange, so the command does nothing if some of them were not exported.
@@ -222,7 +222,7 @@ def apply(
     if done.finished:
         echo(f"the interrupted replacement of {', '.join(done.finished)} finished")
     if done.repaired:
-        echo(f"the binding to the waiting hall of {', '.join(done.repaired)} repaired: definitions do not keep it")
+        echo(f"the binding of {', '.join(done.repaired)} to the waiting hall repaired: RabbitMQ exports it incorrectly")
     if not done.exchanges:
         return
     if done.since is None:

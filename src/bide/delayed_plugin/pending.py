@@ -150,11 +150,11 @@ async def read_page(
                 "khepri_db delete them with their messages. Export the nodes that still have tables; if none has, the "
                 "messages are gone, and the exchanges can be replaced without an export"
             )
-        reason, _, _ = text.strip().partition("\n\n")
+        reason = text.strip()
         if "unable to perform an operation on node" in reason:
             reason = (
-                f"{reason.partition('. Please see')[0]}. Run it on the machine of the node, as root or as the user of "
-                "RabbitMQ, or give a command that reaches the node with rabbitmqctl=..."
+                f"{reason.partition('. Please see')[0]}. Run the export on the machine of the node, as root or as the "
+                "user of RabbitMQ, or give a command that reaches the node with rabbitmqctl=..."
             )
         raise BrokerError(f"{' '.join(command)} failed with status {process.returncode}: {reason[:500]}")
     return parse_page(out)

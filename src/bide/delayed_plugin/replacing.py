@@ -100,7 +100,7 @@ async def replace_exchanges(
     exported: Mapping[str, int] | None = None,
     force: bool = False,
 ) -> Replaced:
-    """Replace the exchanges of the plugin. An interrupted replacement is finished, and a restored one is repaired.
+    """Replace the exchanges of the plugin. Finish interrupted replacements, and repair those from imported definitions.
 
     Publishers should pause: each exchange is missing for some milliseconds, and the broker closes channels that publish
     to it then. Messages that wait in the plugin are lost with their exchange, so export them first.
@@ -129,7 +129,8 @@ async def replace_exchanges(
     found += [one for one in missing if topology.exchange(one.name) is None and one.name not in begun]
     chosen = [one for one in found if not names or one.name in names]
     known = {one.name for one in chosen} | {str(one.arguments[ENTRY_ARGUMENT]) for one in unfinished}
-    if unknown := sorted(set(names) - known):
+    replaced = {one.source for one, _ in check_in_bindings(topology)}
+    if unknown := sorted(set(names) - known - replaced):
         raise TargetNotFoundError(f"the virtual host {vhost!r} has no exchange {unknown[0]!r} of the type {TYPE}")
     _check_destinations(chosen, topology)
     if not force:
@@ -182,7 +183,7 @@ def _check_exported(exchanges: Iterable[DelayedExchange], exported: Mapping[str,
 
 
 async def _repair(connection: Connection, api: ManagementApi, topology: Topology) -> tuple[str, ...]:
-    """Bind the exchanges that were replaced before to their waiting hall as at first."""
+    """Repair the bindings of replaced exchanges to their waiting halls, and return the names of these exchanges."""
     repaired = []
     async with await connection.channel() as channel:
         for binding, restored in check_in_bindings(topology):
