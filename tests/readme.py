@@ -7,12 +7,13 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.support import Rabbitmq
+from tests.support import Rabbitmq, Vhost
 from tests.timeouts import TIMEOUT
 
 ROOT: Final = Path(__file__).parents[1]
@@ -79,14 +80,17 @@ def shape(text: str) -> list[str]:
 
 
 class Shell:
-    """A shell with bide and without a broker. Variables stay from one paste to the next.
+    """A shell with bide. Variables stay from one paste to the next.
+
+    Args:
+        folder: where it is.
+        vhost: what the commands use; if None, there is no broker.
 
     Attributes:
-        folder: where it is.
         state: where programs keep what lasts.
     """
 
-    def __init__(self, folder: Path, rabbitmq: Rabbitmq) -> None:
+    def __init__(self, folder: Path, rabbitmq: Rabbitmq, vhost: Vhost | None = None) -> None:
         self.folder = folder
         self.state = folder / "state"
         self.environment = {
@@ -96,6 +100,14 @@ class Shell:
         }
         if (home := rabbitmq.home or os.environ.get(HOME_VARIABLE)) is not None:
             self.environment[HOME_VARIABLE] = str(home)
+        if vhost is not None:
+            self.environment |= {"BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url}
+
+    def check(self, commands: Iterable[tuple[str, str]]) -> None:
+        """Paste commands one by one, and compare what they print with what is shown."""
+        for command, shown in commands:
+            printed = re.sub(r"virtual host \S+", "virtual host /", self.paste(command))
+            assert shape(printed) == shape(shown), f"{command}\n{printed}"
 
     def paste(self, commands: str) -> str:
         """What they print, on standard error too. None may fail."""

@@ -31,15 +31,7 @@ PASSWORD: Final = "secret"
 @pytest.fixture
 def shell(tmp_path: Path, rabbitmq: Rabbitmq, vhost: Vhost) -> Shell:
     """A shell with a broker."""
-    found = Shell(tmp_path, rabbitmq)
-    found.environment |= {"BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url}
-    return found
-
-
-def check(shell: Shell, block: str) -> None:
-    for command, shown in commands_of(block):
-        printed = shell.paste(command)
-        assert shape(re.sub(r"virtual host \S+", "virtual host /", printed)) == shape(shown), f"{command}\n{printed}"
+    return Shell(tmp_path, rabbitmq, vhost)
 
 
 # -- permissions
@@ -64,7 +56,7 @@ def test_the_users_may_do_what_the_page_says_and_no_more(
     (declare,) = (text for _, text in blocks(PERMISSIONS, "The operator declares"))
     (use, refused) = (text for _, text in blocks(PERMISSIONS, "The sender and the worker use it"))
     for block in (declare, use):
-        check(shell, block)
+        shell.check(commands_of(block))
     ((command, _),) = commands_of(refused)
     printed = shell.paste(command)
     assert printed.startswith("bide: "), printed
@@ -81,7 +73,7 @@ def test_the_users_may_do_what_the_page_says_and_no_more(
 @pytest.mark.slow
 def test_verify_has_a_status_for_each_finding(shell: Shell) -> None:
     (block,) = (text for language, text in blocks(MONITORING, "From cron") if not language)
-    check(shell, block)
+    shell.check(commands_of(block))
 
 
 # -- clusters

@@ -101,19 +101,11 @@ async def test_the_programs_do_what_the_page_says(vhost: Vhost, tmp_path: Path) 
     await asyncio.to_thread(transport.close)
 
 
-def check(shell: Shell, block: str) -> None:
-    for command, shown in commands_of(block):
-        printed = shell.paste(f"set -o pipefail; {command}")
-        printed = re.sub(r"virtual host \S+", "virtual host /", printed)
-        assert shape(printed) == shape(shown), f"{command}\n{printed}"
-
-
 def test_a_first_delayed_message_has_the_headers_on_the_page(vhost: Vhost, tmp_path: Path, rabbitmq: Rabbitmq) -> None:
     (tmp_path / "web.py").write_text(programs()["web.py"])
-    shell = Shell(tmp_path, rabbitmq)
-    shell.environment |= {"BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url}
+    shell = Shell(tmp_path, rabbitmq, vhost)
     (commands,) = (text for _, text in blocks(PAGE, "A first delayed message") if text.startswith("$"))
-    check(shell, commands)
+    shell.check((f"set -o pipefail; {command}", shown) for command, shown in commands_of(commands))
 
 
 async def test_the_programs_need_no_more_permissions_than_the_page_says(
@@ -162,8 +154,7 @@ def test_the_guard_lets_dotnet_declare(vhost: Vhost, tmp_path: Path, rabbitmq: R
     transport = Transport(vhost.url)
     transport.build_delays()
     transport.create_endpoint("Sales")
-    shell = Shell(tmp_path, rabbitmq)
-    shell.environment |= {"BIDE_URL": vhost.url, "BIDE_MANAGEMENT_URL": vhost.broker.management_url}
+    shell = Shell(tmp_path, rabbitmq, vhost)
     ((_, commands),) = (
         (language, text) for language, text in blocks(PAGE, "Before production") if language == "console"
     )
