@@ -59,11 +59,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Each worker chooses the ports of its brokers among its own: a broker that a test has stopped, and starts again, would
-# find one of its ports in use if another worker had started a broker meanwhile.
-_workers, _worker = (
-    int(os.environ.get(f"PYTEST_XDIST_WORKER{name}", default).removeprefix("gw"))
-    for name, default in (("_COUNT", "1"), ("", "gw0"))
-)
+# find one of its ports in use if another worker had started a broker meanwhile. Brokers that are started in other
+# processes still choose among all ports.
+_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _ports = (configuration._LAST_PORT - configuration._FIRST_PORT + 1) // _workers
 _first_port = configuration._FIRST_PORT + _worker % _workers * _ports
 vars(configuration).update(_FIRST_PORT=_first_port, _LAST_PORT=_first_port + _ports - 1)

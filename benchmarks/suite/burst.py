@@ -33,7 +33,7 @@ _SLOWEST: Final = 8_000
 """Messages per second that a publisher reaches at least."""
 
 _MARGIN: Final = 5
-"""Seconds that the publisher has to be done before the due second, if the job has no other ``margin``."""
+"""Seconds between the end of publishing and the due second. The option ``margin`` of a job replaces it."""
 
 TIMEOUT: Final = 120.0
 _HALF: Final = timedelta(milliseconds=500)

@@ -154,7 +154,7 @@ def test_a_full_disk_has_no_space_until_its_repair(rabbitmq: Rabbitmq, tmp_path:
         pid, data = node.pid, node.folder / "data"
         with FULL.inject(FaultSite(cluster=cluster, vhost="/", rng=random.Random(1)), node) as what:
             assert what == node.name
-            # The node frees space at any time, which the fault takes a moment later.
+            # The node may free space at any time. The fault fills it again a moment later.
             wait_until(lambda: is_full(data), what="the disk has no space")
         assert [one.name for one in data.iterdir() if one.name in {"filler", "more"}] == []
         assert shutil.disk_usage(data).free > DISK_SIZE // 2
@@ -170,7 +170,7 @@ def test_a_member_that_a_full_disk_ended_for_good_is_replaced(rabbitmq: Rabbitmq
         arguments = {"x-queue-type": "quorum", "x-quorum-initial-group-size": 3}
         for queue in ("orders", "mails"):
             cluster.management.call("PUT", "queues", "/", queue, body={"durable": True, "arguments": arguments})
-        # Before the fault, which may empty it.
+        # Find the file before the fault: RabbitMQ may empty it while the disk is full.
         [damaged] = [
             one for one in (node.folder / "data").rglob("quorum/*/*/config") if '<<"orders">>' in one.read_text()
         ]

@@ -9,6 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -128,11 +129,12 @@ async def answers(port: int, commands: Sequence[str]) -> list[dict[str, Any]]:
 
     One process of a server may answer the first request, and another one, which has no client yet, the next.
     """
-    async with asyncio.timeout(TIMEOUT):
-        while True:
-            found: list[dict[str, Any]] = [json.loads(await curl(f"{one} -sS", port)) for one in commands]
-            if not any("error" in one for one in found):
-                return found
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        found: list[dict[str, Any]] = [json.loads(await curl(f"{one} -sS", port)) for one in commands]
+        if not any("error" in one for one in found):
+            return found
+        assert time.monotonic() < deadline, found
 
 
 @pytest.mark.long

@@ -31,7 +31,7 @@ from bide.schedules.records import AddSchedule, ChangeSchedule, ScheduleFilter, 
 from bide.schedules.recurrence import Recurrence
 from bide.topology import Binding, Queue, Topology
 from tests.broker.conftest import limit_messages
-from tests.broker.receiving import connected
+from tests.broker.receiving import connected, ready
 from tests.readme import read
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -309,9 +309,8 @@ async def test_small_records_take_room_for_what_the_broker_adds_to_them(
     async with bide.connect(vhost.url) as client:
         await client.declare(NAMES.topology())
         await asyncio.gather(*(client.schedule(b"", key="k", to="q", delay="1d") for _ in range(count)))
-    async with await vhost_connection.channel() as channel:
-        room = await channel.declare_queue(Queue(NAMES.room(partition_of("k"))), passive=True)
-    assert room.message_count * RESERVATION_BYTES >= count * (smallest + RECORD_OVERHEAD)
+    reserved = await ready(vhost_connection, NAMES.room(partition_of("k")))
+    assert reserved * RESERVATION_BYTES >= count * (smallest + RECORD_OVERHEAD)
 
 
 async def _refusal(operation: Awaitable[object]) -> Exception | None:

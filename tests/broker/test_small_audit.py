@@ -100,6 +100,7 @@ def test_several_rounds_have_the_tables_of_one(
     run.run(None, streams.sources(), folder)
     assert tables_in(tmp_path / "rounds") == tables_in(tmp_path / "whole")
     days = list((tmp_path / "rounds" / "scheduled").glob("day=*"))
+    assert days
     assert all(len(list(day.glob("batch=*"))) <= 2 for day in days)
 
 

@@ -499,7 +499,7 @@ async def test_a_relay_that_cannot_work_fails_at_the_start(vhost: Vhost, connect
 async def test_a_delay_of_27_seconds_passes_the_documented_hops(walk: Walk) -> None:
     """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``; the routing key is restored.
 
-    Less is left at each turn where the machine held the relay up, and after seconds of this a round is left out.
+    If the machine delays the relay, less time is left at each turn, and after some seconds of delay a round is missing.
     """
     out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=TIMEOUT)
     assert 0 <= json.loads(out)["lateness_ms"] < MAX_LATENESS.total_seconds() * 1000

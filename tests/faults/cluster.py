@@ -20,8 +20,8 @@ def cluster(
 ) -> Iterator[LocalCluster]:
     """Run a cluster of three nodes; see :meth:`LocalCluster.start`.
 
-    Its nodes do not give up one that does not answer, as they do after 45 to 75 seconds by default: Mnesia would then
-    stay partitioned in the tests that follow.
+    Its nodes do not consider a silent one down, as they do after 45 to 75 seconds by default: Mnesia would then stay
+    partitioned in the tests that follow.
 
     Args:
         rabbitmq: the RabbitMQ under test.

@@ -25,7 +25,7 @@ from tests.support import Vhost
 from tests.timeouts import MAX_LATENESS, TIMEOUT
 
 HEARTBEAT = 6
-"""Seconds. Some come before a client leaves a node, and a connection outlives a pause of the machine of ten seconds."""
+"""Seconds. A client receives some heartbeats before it leaves a node, and a connection survives a pause of 10 s."""
 
 
 @pytest.fixture
