@@ -137,16 +137,22 @@ def test_verify_shows_the_dead_letter_prefetch_and_warns_when_it_is_low(private:
     assert private.verified() == (0, "ok", "1000")
 
 
+def hold_a_message(private: Private, client: bide.SyncClient) -> None:
+    """Let the delay queue ``bide.v1.s1`` lose its dead-letter worker, which the next message then waits for."""
+    client.declare(bide.Topology(queues=[bide.Queue.quorum("parcels")]))
+    client.publish(b"", to="parcels", delay="1s")
+    receive(client, "parcels")
+    wait_until(lambda: private.unconfirmed("bide.v1.s1") == 0, what="nothing waits")
+    private.broker.rabbitmqctl("eval", _LOSE_WORKER)
+    client.publish(b"", to="parcels", delay="1s")
+
+
 @pytest.mark.long
 def test_new_dead_letter_workers_release_what_a_lost_one_holds(private: Private) -> None:
     """If two leaders follow each other quickly, the worker of the first may take the place of the second's."""
     _, replaces = commands()
     with bide.connect_sync(private.broker.url, infrastructure=SMALL_CLOCK) as client:
-        client.declare(bide.Topology(queues=[bide.Queue.quorum("parcels")]))
-        client.publish(b"", to="parcels", delay="1s")
-        receive(client, "parcels")
-        private.broker.rabbitmqctl("eval", _LOSE_WORKER)
-        client.publish(b"", to="parcels", delay="1s")
+        hold_a_message(private, client)
         wait_until(lambda: "1 message is stuck in 'bide.v1.s1'" in private.stuck(), what="verify reports it")
         assert "as in docs/clusters.md" in private.stuck()
         private.run(replaces)
@@ -159,12 +165,7 @@ def test_a_count_from_before_the_release_reports_no_stuck_message(private: Priva
     """A quorum queue counts its messages every 5 seconds, so several answers may show the same count."""
     _, replaces = commands()
     with bide.connect_sync(private.broker.url, infrastructure=SMALL_CLOCK) as client:
-        client.declare(bide.Topology(queues=[bide.Queue.quorum("parcels")]))
-        client.publish(b"", to="parcels", delay="1s")
-        receive(client, "parcels")
-        wait_until(lambda: private.unconfirmed("bide.v1.s1") == 0, what="nothing waits")
-        private.broker.rabbitmqctl("eval", _LOSE_WORKER)
-        client.publish(b"", to="parcels", delay="1s")
+        hold_a_message(private, client)
         wait_until(lambda: private.unconfirmed("bide.v1.s1") == 1, what="the message is counted")
         private.run(replaces)
         receive(client, "parcels")
