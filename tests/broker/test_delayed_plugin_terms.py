@@ -160,7 +160,7 @@ async def test_the_error_of_a_node_that_is_not_reached_says_where_to_run_the_exp
     said = "Error: unable to perform an operation on node 'rabbit@b'. Please see diagnostics.\\n\\nMost common reasons"
     command.write_text(f'#!/bin/sh\nprintf "{said}" >&2\nexit 69\n')
     command.chmod(0o755)
-    with pytest.raises(BrokerError, match=r"'rabbit@b'\. Run it .* with rabbitmqctl=\.\.\.$"):
+    with pytest.raises(BrokerError, match=r"'rabbit@b'\. Run the export .* with rabbitmqctl=\.\.\.$"):
         await export(tmp_path / "pending.jsonl", [str(command)])
 
 
