@@ -122,7 +122,6 @@ async def _undeliverable(connection: Connection, names: ScheduleNames) -> list[F
 async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, list[Finding]]:
     """Whether a gate may lead a partition, and the findings about gates."""
     answers = await count_each(connection, [names.queries(number) for number in range(PARTITIONS)])
-    rooms = await count_each(connection, [names.room(number) for number in range(PARTITIONS)])
     unknown = [one for one in answers if isinstance(one, BrokerError) and not is_missing(one)]
     if unknown:
         return True, [unchecked("gates", str(unknown[0]))]
@@ -137,6 +136,7 @@ async def _gates(connection: Connection, names: ScheduleNames) -> tuple[bool, li
                 f"({', '.join(map(str, idle))}), so their messages are not delivered: call bide.Gate(allow=[...])",
             )
         )
+    rooms = await count_each(connection, [names.room(number) for number in range(PARTITIONS)])
     full = [
         number
         for number, one in enumerate(rooms)
