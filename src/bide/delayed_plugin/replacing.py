@@ -129,8 +129,8 @@ async def replace_exchanges(
     found += [one for one in missing if topology.exchange(one.name) is None and one.name not in begun]
     chosen = [one for one in found if not names or one.name in names]
     known = {one.name for one in chosen} | {str(one.arguments[ENTRY_ARGUMENT]) for one in unfinished}
-    replaced = {one.source for one, _ in check_in_bindings(topology)}
-    if unknown := sorted(set(names) - known - replaced):
+    check_ins = check_in_bindings(topology)
+    if unknown := sorted(set(names) - known - {one.source for one, _ in check_ins}):
         raise TargetNotFoundError(f"the virtual host {vhost!r} has no exchange {unknown[0]!r} of the type {TYPE}")
     _check_destinations(chosen, topology)
     if not force:
@@ -149,7 +149,7 @@ async def replace_exchanges(
         bindings = [one for one in topology.bindings if one.source == delivery.name]
         await _switch(connection, delivery, bindings, hall, delete=False)
         log.info("finished the replacement of %s", delivery.arguments[ENTRY_ARGUMENT])
-    repaired = await _repair(connection, api, topology)
+    repaired = await _repair(connection, api, check_ins)
     return Replaced(
         exchanges=tuple(one.name for one in chosen),
         finished=tuple(str(one.arguments[ENTRY_ARGUMENT]) for one in unfinished),
@@ -182,11 +182,13 @@ def _check_exported(exchanges: Iterable[DelayedExchange], exported: Mapping[str,
         )
 
 
-async def _repair(connection: Connection, api: ManagementApi, topology: Topology) -> tuple[str, ...]:
-    """Repair the bindings of replaced exchanges to their waiting halls, and return the names of these exchanges."""
+async def _repair(
+    connection: Connection, api: ManagementApi, check_ins: Iterable[tuple[Binding, Binding]]
+) -> tuple[str, ...]:
+    """Repair bindings of :func:`check_in_bindings`, and return the names of their exchanges."""
     repaired = []
     async with await connection.channel() as channel:
-        for binding, restored in check_in_bindings(topology):
+        for binding, restored in check_ins:
             await channel.bind(binding)
             # The API shows both bindings alike.
             if (await api.bindings_from(connection.url.vhost, binding.source)).count(restored) > 1:
