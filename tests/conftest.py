@@ -64,7 +64,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 _workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 _ports = (configuration._LAST_PORT - configuration._FIRST_PORT + 1) // _workers
-_first_port = configuration._FIRST_PORT + _worker % _workers * _ports
+_first_port = configuration._FIRST_PORT + _worker % _workers * _ports  # one that replaces a worker has a higher number
 vars(configuration).update(_FIRST_PORT=_first_port, _LAST_PORT=_first_port + _ports - 1)
 
 # The objects of imports and collection stay: looking for garbage among them takes a sixth of the time of collection.

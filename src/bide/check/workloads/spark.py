@@ -149,6 +149,6 @@ class SparkWorkload(CheckWorkload):
             if time.monotonic() > deadline:
                 log.warning("Spark has not reported the end of the jobs of %s within %g s", group, _REPORT_SECONDS)
                 break
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)  # the tracker announces nothing
         stages = [tracker.getStageInfo(stage) for job in jobs if job is not None for stage in job.stageIds]
         return sum(stage.numFailedTasks for stage in stages if stage is not None)
