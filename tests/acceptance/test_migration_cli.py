@@ -91,14 +91,14 @@ async def run_until(
         return process.returncode, out, err
 
 
-async def collect(url: str, number: int) -> list[bide.Message]:
-    """Receive until as many different messages have come, and as many more as follow at once."""
+async def collect(url: str, number: int, first: datetime) -> list[bide.Message]:
+    """Receive messages, due from a time on, until as many different ones have come."""
     found: list[bide.Message] = []
     bodies: set[bytes] = set()
     async with bide.connect(url) as client, client.consume("orders", prefetch=1000) as messages:
         waiter = messages.__aiter__()
         while len(bodies) < number:
-            async with asyncio.timeout(TIMEOUT):
+            async with asyncio.timeout(TIMEOUT + max(0.0, (first - datetime.now(UTC)).total_seconds())):
                 message = await waiter.__anext__()
             await message.ack()
             found.append(message)
@@ -122,7 +122,7 @@ async def check_killed_twice(
     result: dict[str, Any] = json.loads(out)
     assert (result["left"], result["set_aside"], result["finished"]) == ({}, {}, True)
     assert sum(result["taken"].values()) == result["moved"]
-    messages = await collect(new.url, number)
+    messages = await collect(new.url, number, due[0])
     assert {int(one.body) for one in messages} == set(range(number))
     assert not [one.body for one in messages if one.received_at < due[int(one.body)]]
     repeated = len(messages) - number
@@ -240,7 +240,7 @@ async def test_messages_go_to_another_virtual_host(program: Program, vhost: Vhos
     async with bide.connect(other_vhost.url) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
     assert json.loads(program.ok(*transfer, "--json"))["moved"] == 30
-    messages = await collect(other_vhost.url, 30)
+    messages = await collect(other_vhost.url, 30, due[0])
     assert len(messages) == 30
     assert not [one.body for one in messages if one.received_at < due[int(one.body)]]
 
