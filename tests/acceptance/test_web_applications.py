@@ -29,7 +29,7 @@ from tests.broker.schedule_log import gating, wait_for_leaders
 from tests.broker.test_reminders_docs import curl, line_of
 from tests.faults.proxy import Proxy
 from tests.ports import held_port
-from tests.readme import blocks, commands_of, read
+from tests.readme import ROOT, blocks, commands_of, read
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -42,6 +42,12 @@ def test_the_list_of_sections_is_complete() -> None:
     titles = [line.removeprefix("## ") for line in read(PAGE).splitlines() if line.startswith("## ")]
     links = [line for line in read(PAGE).splitlines() if line.startswith("- [")]
     assert links == [f"- [{title}](#{title.lower().replace(' ', '-')})" for title in titles]
+
+
+def test_the_example_has_the_programs_of_the_page() -> None:
+    for title, name in (("FastAPI", "shop.py"), ("The mailer", "mailer.py")):
+        (shown,) = (text for language, text in blocks(PAGE, title) if language == "python")
+        assert shown == (ROOT / "examples" / "fastapi" / name).read_text(encoding="utf-8")
 
 
 def write_programs(title: str, folder: Path) -> None:
@@ -200,6 +206,8 @@ async def test_the_mailer_prints_what_the_page_shows_and_needs_no_gate(vhost: Vh
     folder = tmp_path / "FastAPI"
     (command,) = await asyncio.to_thread(set_up, "FastAPI", folder)
     write_programs("The mailer", folder)
+    program = folder / "shop.py"
+    program.write_text(program.read_text().replace('timeout="5s"', f'timeout="{TIMEOUT}s"'))
     with held_port() as port:
         async with serving(folder, command, port, vhost.url), httpx2.AsyncClient(timeout=TIMEOUT) as browser:
 
@@ -229,7 +237,7 @@ async def test_the_mailer_prints_what_the_page_shows_and_needs_no_gate(vhost: Vh
                 await asyncio.wait_for(mailer.communicate(), TIMEOUT)
             assert sorted(map(without_id, lines)) == sorted(map(without_id, shown.splitlines(keepends=True)))
             async with gating(vhost.url, tmp_path / "gate", allow=["mail"]):
-                # A payment waits for an answer for 5 s only.
+                # A gate that has just started answers a moment later.
                 await wait_for_leaders(vhost.url)
                 for one, printed in after:
                     assert await curl(one, port) == printed.rstrip("\n")
