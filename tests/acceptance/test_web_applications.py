@@ -233,7 +233,8 @@ async def test_the_mailer_prints_what_the_page_shows_and_needs_no_gate(vhost: Vh
                     assert await curl(one, port) == printed.rstrip("\n")
                 lines = [await line_of(mailer, "") for _ in shown.splitlines()]
             finally:
-                mailer.send_signal(signal.SIGTERM)
+                if mailer.returncode is None:
+                    mailer.send_signal(signal.SIGTERM)
                 await asyncio.wait_for(mailer.communicate(), TIMEOUT)
             assert sorted(map(without_id, lines)) == sorted(map(without_id, shown.splitlines(keepends=True)))
             async with gating(vhost.url, tmp_path / "gate", allow=["mail"]):
