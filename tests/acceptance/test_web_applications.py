@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -12,7 +13,7 @@ import sys
 import time
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -24,11 +25,11 @@ import bide
 import bide.testing
 from bide.errors import ClosedError, DeclarationMismatchError
 from tests.broker.receiving import eventually, receive
-from tests.broker.schedule_log import gating
-from tests.broker.test_reminders_docs import curl
+from tests.broker.schedule_log import gating, wait_for_leaders
+from tests.broker.test_reminders_docs import curl, line_of
 from tests.faults.proxy import Proxy
 from tests.ports import held_port
-from tests.readme import blocks, commands_of, read
+from tests.readme import ROOT, blocks, commands_of, read
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -41,6 +42,12 @@ def test_the_list_of_sections_is_complete() -> None:
     titles = [line.removeprefix("## ") for line in read(PAGE).splitlines() if line.startswith("## ")]
     links = [line for line in read(PAGE).splitlines() if line.startswith("- [")]
     assert links == [f"- [{title}](#{title.lower().replace(' ', '-')})" for title in titles]
+
+
+def test_the_example_has_the_programs_of_the_page() -> None:
+    for title, name in (("FastAPI", "shop.py"), ("The mailer", "mailer.py")):
+        (shown,) = (text for language, text in blocks(PAGE, title) if language == "python")
+        assert shown == (ROOT / "examples" / "fastapi" / name).read_text(encoding="utf-8")
 
 
 def write_programs(title: str, folder: Path) -> None:
@@ -140,10 +147,8 @@ async def answers(port: int, commands: Sequence[str]) -> list[dict[str, Any]]:
 @pytest.mark.long
 @pytest.mark.slow
 async def test_each_application_does_what_the_page_shows(vhost: Vhost, tmp_path: Path) -> None:
-    commands = commands_in("Try it")
-    gate, *requests = commands
-    assert gate == ("bide gate --state gate --allow mail", "")
-    assert len(requests) == 4
+    requests = [one for one in commands_in("Try it") if one[0].startswith("curl ")]
+    assert len(requests) == 5
     async with (
         Proxy(vhost.url) as proxy,
         bide.connect(vhost.url) as client,
@@ -176,8 +181,8 @@ async def test_each_application_does_what_the_page_shows(vhost: Vhost, tmp_path:
         for port in ports:
             wanted = [json.loads(printed) for _, printed in requests]
             assert (port, await answers(port, [command for command, _ in requests])) == (port, wanted)
-        receipts = await receive(client, "mail", len(ports))
-        assert [one.json() for one in receipts] == [{"receipt": 7}] * len(ports)
+        receipts = await receive(client, "mail", 2 * len(ports))
+        assert {one.json()["receipt"] for one in receipts} == {7, 13}
         assert await client.scheduled("order:7") is None
 
         # A process whose client is not connected yet answers with an error.
@@ -188,6 +193,59 @@ async def test_each_application_does_what_the_page_shows(vhost: Vhost, tmp_path:
         await each_answers(200, True)
         for port in ports:
             assert await answers(port, ["curl -X PUT localhost:8000/orders/8"]) == [{"order": 8}]
+
+
+@pytest.mark.long
+@pytest.mark.slow
+async def test_the_mailer_prints_what_the_page_shows_and_needs_no_gate(vhost: Vhost, tmp_path: Path) -> None:
+    requests = [one for one in commands_in("Try it") if one[0].startswith("curl ")]
+    before, after = requests[:3], requests[3:]
+    others = [command for command, _ in commands_in("Try it") if not command.startswith("curl ")]
+    assert others == ["python mailer.py", "bide gate --state gate --allow mail"]
+    (shown,) = (text for _, text in blocks(PAGE, "Try it") if text.startswith("sent "))
+    folder = tmp_path / "FastAPI"
+    (command,) = await asyncio.to_thread(set_up, "FastAPI", folder)
+    write_programs("The mailer", folder)
+    program = folder / "shop.py"
+    program.write_text(program.read_text().replace('timeout="5s"', f'timeout="{TIMEOUT}s"'))
+    with held_port() as port:
+        async with serving(folder, command, port, vhost.url), httpx2.AsyncClient(timeout=TIMEOUT) as browser:
+
+            async def is_served() -> bool:
+                with suppress(httpx2.ConnectError):
+                    return (await browser.get(f"http://127.0.0.1:{port}/health")).is_success
+                return False
+
+            await eventually(is_served)
+            mailer = await asyncio.create_subprocess_exec(
+                *(sys.executable, "mailer.py"),
+                cwd=folder,
+                env={
+                    **os.environ,
+                    "BIDE_URL": vhost.url,
+                    "BIDE_MANAGEMENT_URL": vhost.broker.management_url,
+                },
+                stdout=PIPE,
+                stderr=STDOUT,
+            )
+            try:
+                for one, printed in before:
+                    assert await curl(one, port) == printed.rstrip("\n")
+                lines = [await line_of(mailer, "") for _ in shown.splitlines()]
+            finally:
+                if mailer.returncode is None:
+                    mailer.send_signal(signal.SIGTERM)
+                await asyncio.wait_for(mailer.communicate(), TIMEOUT)
+            assert sorted(map(without_id, lines)) == sorted(map(without_id, shown.splitlines(keepends=True)))
+            async with gating(vhost.url, tmp_path / "gate", allow=["mail"]):
+                # A gate that has just started answers a moment later.
+                await wait_for_leaders(vhost.url)
+                for one, printed in after:
+                    assert await curl(one, port) == printed.rstrip("\n")
+
+
+def without_id(line: str) -> str:
+    return re.sub(r"\b[0-9a-f]{32}\b", "ID", line)
 
 
 CELLS: Final = [

@@ -63,6 +63,8 @@ async def test_a_client_waits_for_a_port_that_opens_later(
     late = vhost.url.replace(f":{port}", f":{closed_port}")
     connecting = asyncio.ensure_future(_connected(late, wait=WAIT))
     await waited_for(caplog)
+    levels = [one.levelno for one in caplog.records if one.message.startswith("waiting for the broker: ")]
+    assert levels[:3] == [logging.WARNING, logging.INFO, logging.INFO], "shown once by default"
     assert not connecting.done()
     server = await asyncio.start_server(forward, sock=closed)
     client = await connecting

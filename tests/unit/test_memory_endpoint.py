@@ -186,3 +186,25 @@ async def test_a_missing_audit_queue_does_not_hold_a_handled_message(caplog: pyt
         assert await client.message_count("orders") == 0
     assert handled == [b"one", b"two", b"three"]
     assert [one.levelno for one in caplog.records if "cannot audit" in one.message] == [logging.ERROR] * 2
+
+
+async def test_the_log_names_the_class_of_an_exception(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="bide.endpoint")
+    app = bide.Endpoint("orders", retry=bide.Retry(immediate=1, delays=["1s"], jitter=0))
+
+    @app.handler
+    async def fail(message: bide.Message) -> None:
+        if message.message_id == "silent":
+            raise ConnectionError
+        message.json()["kind"]
+
+    async with bide.testing.broker() as b, b.connect() as client, running(app, client, b):
+        for message_id in ("one", "silent"):
+            await client.publish("{}", to="orders", message_id=message_id)
+            await b.run("1m")
+    expected = [
+        f"orders: {message_id} failed{what}{error}"
+        for message_id, error in (("one", ": KeyError: 'kind'"), ("silent", ": ConnectionError"))
+        for what in (" (attempt 1)", ", next attempt in 0:00:01", " (attempt 1)", " and was parked in error")
+    ]
+    assert [one for one in caplog.messages if " failed" in one] == expected

@@ -129,8 +129,10 @@ class ReconnectingConnection:
                     except (BrokerUnreachableError, ConnectionLostError) as error:
                         if _is_untrusted(error):
                             raise
+                        # Without a set-up of logging, Python prints only warnings, and the program would seem to hang.
+                        level = logging.WARNING if reason is None else logging.INFO
+                        log.log(level, "waiting for the broker: %s", error)
                         reason = error
-                        log.info("waiting for the broker: %s", error)
                         await self._pause()
                     else:
                         self._backoff.reset()

@@ -210,7 +210,7 @@ class Worker:
         if history.expires_at is not None and wait > history.expires_at - now and not isinstance(decision, Park):
             await self._expire(message, event)
         elif isinstance(decision, RetryNow):
-            log.info("%s: %s failed (attempt %d): %s", self._settings.endpoint, message.message_id, attempt, event.text)
+            log.info("%s: %s failed (attempt %d): %s", event.endpoint, message.message_id, attempt, text.line)
             await self._observers.notify(event)
             if message.counted and not message.redelivered:
                 # The sender copied another queue's count, which would be mistaken for this queue's count.
@@ -218,6 +218,8 @@ class Worker:
             else:
                 await self._settle(message.requeue, None)
         elif isinstance(decision, RetryLater):
+            pause = format_delay(wait)
+            log.warning("%s: %s failed, next attempt in %s: %s", event.endpoint, message.message_id, pause, text.line)
             await self._retry_later(message, key, history, wait, error, event)
         elif isinstance(decision, Discard):
             log.warning("%s: discarding %s: %s", self._settings.endpoint, message.message_id, decision.reason)
@@ -251,13 +253,6 @@ class Worker:
             now=event.ended_at,
             nservicebus=self._settings.nservicebus,
             sent_by=message.sent_by,
-        )
-        log.warning(
-            "%s: %s failed, next attempt in %s: %s",
-            event.endpoint,
-            message.message_id,
-            format_delay(delay),
-            event.text,
         )
         try:
             await self._forwarder.send(copy)
@@ -307,7 +302,7 @@ class Worker:
             )
             await self._forwarder.send(copies.raw(message.as_sent(), message.body, queue=queue))
         text = ExceptionText.of(error)
-        log.error("%s: %s failed and was parked in %s: %s", event.endpoint, event.message_id, queue, text.message)
+        log.error("%s: %s failed and was parked in %s: %s", event.endpoint, event.message_id, queue, text.line)
         event = replace(event, exception=text.type, text=text.message, group=group_of(text.type, text.frame))
         await self._observers.notify(replace(event, kind="parked", to=queue))
         await self._settle(message.ack, key)

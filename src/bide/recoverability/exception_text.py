@@ -39,6 +39,11 @@ class ExceptionText:
     dotnet_frame: str = ""
 
     @property
+    def line(self) -> str:
+        """The class and the message, as at the end of Python's stack traces: ``KeyError: 'kind'``."""
+        return f"{self.type}: {self.message}" if self.message else self.type
+
+    @property
     def dotnet_stack(self) -> str:
         """The stack trace with the frame that raised the exception as its first line, in the format of .NET.
 
