@@ -82,9 +82,10 @@ test-soak: setup ## cut connections in 200 bulk publishes, where `test` does so 
 test-moving: TIMEOUTS = 1000000
 test-moving: MESSAGES = 100000
 test-moving: KILLED = $(PYTHON_BIN) -m pytest --override-ini=faulthandler_timeout=36000 -m long
-test-moving: setup rabbitmq databases ## kill migrations of 1,000,000 stored timeouts and of 100,000 waiting messages (hours)
+test-moving: setup rabbitmq databases ## kill migrations of 1,000,000 timeouts, of as many in the plugin if it is there, and of 100,000 messages (hours)
 	@BIDE_TEST_NUMBER=$(TIMEOUTS) $(KILLED) tests/acceptance/test_timeouts_cli.py
 	@BIDE_TEST_NUMBER=$(MESSAGES) $(KILLED) tests/acceptance/test_migration_cli.py tests/acceptance/test_schedule_transfer_cli.py
+	@BIDE_TEST_NUMBER=$(TIMEOUTS) $(KILLED) tests/acceptance/test_migrate_plugin.py -k many_pending
 
 soak: setup java ## kill Spark 500 times while it reads and writes (an hour; continues after an interruption; SOAK="--seconds 600")
 	@env -u BIDE_URL scripts/install-rabbitmq.sh

@@ -7,7 +7,9 @@ The plugin is not part of RabbitMQ. Tests that need it are skipped unless its fo
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
+import math
 import os
 import re
 import shlex
@@ -18,7 +20,7 @@ import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -43,7 +45,7 @@ from tests.broker.test_delayed_plugin_terms import rabbitmqctl
 from tests.polling import wait_while_running
 from tests.readme import Shell, blocks, commands_of, section
 from tests.relay_process import relay as relaying
-from tests.support import Rabbitmq, Vhost
+from tests.support import NUMBER, Rabbitmq, Vhost
 from tests.timeouts import TIMEOUT
 
 NAME = "rabbitmq_delayed_message_exchange"
@@ -330,6 +332,111 @@ def test_pending_messages_leave_the_plugin_and_come_when_they_are_due(plugin: Vh
     ((news, at),) = asyncio.run(receive(plugin.url, "readers", 1, more=1))
     assert (news.body, news.headers["x-delay"]) == (b"\x00\xff", -wait)
     assert at >= begun + timedelta(milliseconds=wait)
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """Numbered messages that wait in the plugin."""
+
+    number: int
+    first: datetime
+    """When the first one is due at the earliest."""
+
+    def due(self, place: int) -> datetime:
+        return self.first + timedelta(milliseconds=place)
+
+    @staticmethod
+    def body(place: int) -> bytes:
+        return b"%d " % place + hashlib.sha256(b"%d" % place).digest() * 6
+
+    async def put(self, url: str) -> None:
+        topology = bide.Topology(
+            [delayed("shop", "topic")], [bide.Queue.quorum("orders")], [bide.Binding("shop", "orders", "order.*")]
+        )
+        await put(url, topology, [])
+        for start in range(0, self.number, BATCH):
+            messages = []
+            for place in range(start, min(start + BATCH, self.number)):
+                # Rounded up: the broker counts from the arrival, which is later than this.
+                delay = math.ceil((self.due(place) - datetime.now(UTC)) / timedelta(milliseconds=1))
+                values = {"message_id": f"m{place}", "headers": {"x-delay": delay, "place": place}}
+                messages.append(("shop", "order.created", values, self.body(place)))
+            await put(url, bide.Topology(), messages)
+
+    async def receive(self, url: str) -> tuple[Counter[int], list[str]]:
+        """How often each one came, and what was wrong."""
+        counts, wrong = Counter[int](), list[str]()
+        async with bide.connect(url) as client, client.consume("orders", prefetch=1000) as messages:
+            while len(counts) < self.number:
+                left = max(0.0, (self.first - datetime.now(UTC)).total_seconds())
+                async with asyncio.timeout(left + TIMEOUT):
+                    message = await anext(messages)
+                await message.ack()
+                place = message.headers["place"]
+                assert isinstance(place, int)
+                counts[place] += 1
+                if message.received_at < self.due(place):
+                    wrong.append(f"{place} is early")
+                if (message.body, message.message_id, message.routing_key) != (
+                    self.body(place),
+                    f"m{place}",
+                    "order.created",
+                ):
+                    wrong.append(f"{place} is changed")
+        return counts, wrong
+
+
+LONG_NUMBER = NUMBER or 20_000
+
+
+@pytest.mark.slow
+@pytest.mark.long
+@pytest.mark.timeout(max(900, LONG_NUMBER // 100))
+def test_many_pending_messages_leave_the_plugin_although_the_import_is_killed(
+    plugin: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = Program(plugin)
+
+    def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
+        out, err = process.communicate(timeout=max(TIMEOUT, LONG_NUMBER / 500))
+        assert process.returncode == 0, err
+        found: dict[str, Any] = json.loads(out)
+        return found
+
+    waiting = Numbered(LONG_NUMBER, datetime.now(UTC) + timedelta(seconds=max(120, LONG_NUMBER // 600)))
+    asyncio.run(waiting.put(plugin.url))
+    path = tmp_path / "pending.jsonl"
+    ctl = rabbitmqctl(plugin.broker, tmp_path)
+    begun = time.monotonic()
+    done = finish(program.start("migrate-plugin", "export", str(path), "--rabbitmqctl", ctl, "--json"))
+    exported = time.monotonic() - begun
+    assert done["messages"] == waiting.number
+    applied = finish(program.start("migrate-plugin", "apply", "--yes", "--exported", str(path), "--json", *HALL))
+    command = ("migrate-plugin", "import", str(path), "--delivered-before", applied["since"].replace(" ", "T"))
+    progress = path.with_name("pending.jsonl.progress")
+    process = program.start(*command)
+
+    def is_half_done() -> bool:
+        return progress.exists() and json.loads(progress.read_text())["scheduled"] >= waiting.number // 2
+
+    wait_while_running(process, is_half_done, "half of them are scheduled", step=0.01)
+    process.kill()
+    process.communicate()
+    before, begun = json.loads(progress.read_text())["scheduled"], time.monotonic()
+    done = finish(program.start(*command, "--json"))
+    imported = time.monotonic() - begun
+    assert (done["scheduled"], done["refused"]) == (waiting.number, 0)
+    assert datetime.now(UTC) < waiting.first
+    counts, wrong = asyncio.run(waiting.receive(plugin.url))
+    assert wrong == []
+    assert set(counts) == set(range(waiting.number))
+    assert counts.total() - waiting.number <= BATCH
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{waiting.number} messages of the plugin: exported in {exported:.1f} s; the import after a kill "
+            f"scheduled {waiting.number - before} in {imported:.1f} s; none lost, early or changed, "
+            f"{counts.total() - waiting.number} came twice\n"
+        )
 
 
 @pytest.mark.slow
