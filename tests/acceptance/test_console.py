@@ -426,6 +426,7 @@ def _discard_until_stopped(window: Window, chromium: Browser) -> None:
     window.click("Stop")
     window.wait("document.querySelector('.operation')?.innerText.includes('1 of 5 done, 4 left')")
     assert chromium.evaluate("document.querySelector('.operation .badge').innerText") == "stopped"
+    window.wait("document.querySelector('main').innerText.includes('4 messages in error')")
 
 
 async def test_each_change_is_done_and_recorded_with_its_operator(vhost: Vhost, tmp_path: Path) -> None:

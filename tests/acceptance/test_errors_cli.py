@@ -121,7 +121,7 @@ def test_retry_archive_edit_and_discard_move_the_chosen_messages(program: Progra
     }
     assert json.loads(program.ok("errors", "archive", "m1", "--dry-run", "--json")) == {"would_be_done": 1}
     assert program.ok("errors", "retry", "m1") == "1 message sent back: 1 to orders\n"
-    assert program.ok("errors", "archive", "m2", "--keep", "1h") == "1 message archived: 1 to error.archive\n"
+    assert program.ok("errors", "archive", "m2", "--keep", "1h") == "1 message archived for 1h: 1 to error.archive\n"
     assert program.ok("errors", "unarchive", "--all", "--yes") == "1 message put back: 1 to error\n"
     edited = json.loads(program.ok("errors", "edit", "m3", "--body", "fixed", "--header", "a=b", "--json"))
     assert edited["edit_of"] == "m3"
@@ -147,7 +147,8 @@ def test_a_retry_can_be_spread_over_time(program: Program, vhost: Vhost) -> None
 
 
 def test_invalid_errors_commands_are_refused(program: Program, vhost: Vhost) -> None:
-    assert "no queue 'error'" in program.fails(1, "errors", "list")
+    broker = vhost.url.partition("@")[2].partition("/")[0]
+    assert f"no queue 'error' on the virtual host {vhost.name!r} of {broker}:" in program.fails(1, "errors", "list")
     fill(vhost)
     assert "give --yes" in program.fails(2, "errors", "retry", "--all")
     assert "give --yes" in program.fails(2, "errors", "discard", "m1")

@@ -135,7 +135,7 @@ def test_bytes_that_are_not_utf_8_are_sent_unchanged(program: Program, vhost: Vh
     assert (found["body"], found["body_encoding"]) == ("/3g=", "base64")
     assert "an empty search text" in program.fails(2, "errors", "retry", "--text", "")
     done = program.run("errors", "archive", "m1", "missing")
-    assert (done.returncode, done.stdout) == (1, b"1 message archived: 1 to error.archive\n")
+    assert (done.returncode, done.stdout) == (1, b"1 message archived for 30d: 1 to error.archive\n")
     assert b"no message 'missing'" in done.stderr
 
 

@@ -9,6 +9,7 @@ import pytest
 from bide.admin.locate import management_api
 from bide.amqp import tls_warnings
 from bide.amqp.url import BrokerUrl
+from bide.errors import ManagementApiError
 
 SHOP = BrokerUrl.parse("amqp://ana:secret@shop.example/orders")
 
@@ -38,6 +39,16 @@ def test_the_address_comes_from_the_argument_then_the_environment_then_the_broke
     named: str | None, environment: dict[str, str], address: str
 ) -> None:
     assert management_api(SHOP, named, environment=environment).address == address
+
+
+async def test_an_unreachable_address_from_the_environment_names_its_variable() -> None:
+    """'bide broker start' sets the variable: in a shell that goes on to another broker, it is the wrong one."""
+    async with management_api(SHOP, environment={"BIDE_MANAGEMENT_URL": "http://127.0.0.1:1"}) as api:
+        with pytest.raises(ManagementApiError, match=r"the address in BIDE_MANAGEMENT_URL .*: unset BIDE_MANAGEMENT"):
+            await api.overview()
+    async with management_api(SHOP, "http://127.0.0.1:1") as api:
+        with pytest.raises(ManagementApiError, match=r"at http://127.0.0.1:1 \(.*: enable it with"):
+            await api.overview()
 
 
 async def test_a_management_api_on_another_machine_does_not_get_a_password_over_http_without_a_warning(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from bide.amqp.transport import TCP
@@ -77,8 +78,10 @@ def endpoints(url: BrokerUrl, management_url: str | None, environment: Mapping[s
     """
     if url.transport is not TCP:
         raise ManagementApiError("the in-memory broker has no management API: use a real broker")
-    if given := management_url or of_environment(MANAGEMENT_VARIABLE, url, environment):
-        return [parse_management_url(given, url)]
+    if management_url:
+        return [parse_management_url(management_url, url)]
+    if given := of_environment(MANAGEMENT_VARIABLE, url, environment):
+        return [replace(parse_management_url(given, url), variable=MANAGEMENT_VARIABLE)]
     if broker := private_broker(url):
         return [parse_management_url(broker.management_url, url)]
     scheme = "https" if url.tls else "http"

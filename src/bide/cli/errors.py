@@ -176,16 +176,17 @@ def retry(
 def archive(
     settings: Settings, selection: Selection, queue: str, keep: str, over: str | None, options: OperationOptions
 ) -> int:
-    """Move messages to the queue NAME.archive.
+    """Move messages to the queue NAME.archive, which deletes them after the time of --keep.
 
-    With --over, messages move one by one, as with 'bide errors retry'.
+    'bide errors unarchive' moves them back. With --over, messages move one by one, as with 'bide errors retry'.
     """
     period = None if over is None else duration_of("--over", over)
+    duration_of("--keep", keep)
 
     async def act(error_queue: ErrorQueue, progress: Any) -> OperationResult:
         return await error_queue.archive(selection, keep=keep, over=period, progress=progress)
 
-    return run_operation(settings, queue, selection, act, "archived", over=period, options=options)
+    return run_operation(settings, queue, selection, act, f"archived for {keep}", over=period, options=options)
 
 
 @errors.command()

@@ -297,7 +297,8 @@ async def browse(
             counted = await queue_counts(channel, queue)
         except TargetNotFoundError as error:
             raise TargetNotFoundError(
-                f"there is no queue {queue!r} on the virtual host {url.vhost!r}: check its name",
+                f"there is no queue {queue!r} on the virtual host {url.vhost!r} of {connection.address}: check its "
+                "name and the URL",
                 reply_code=error.reply_code,
             ) from error
         expected, others = counted.message_count, counted.consumer_count

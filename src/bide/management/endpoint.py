@@ -39,6 +39,7 @@ class ManagementEndpoint:
         password: the password of the user.
         tls: TLS settings for https; None trusts the certificate authorities of the system.
         timeout: the timeout of one call.
+        variable: the environment variable that the address is from, if any.
     """
 
     base: str
@@ -46,6 +47,7 @@ class ManagementEndpoint:
     password: str = field(repr=False)
     tls: ssl.SSLContext | None = field(default=None, repr=False)
     timeout: timedelta = timedelta(seconds=30)
+    variable: str | None = None
 
     def url(self, *parts: str, query: Mapping[str, str | int] | None = None) -> str:
         """The URL of ``/api/<part>/<part>...``, each part percent-encoded."""
@@ -105,6 +107,12 @@ class ManagementEndpoint:
     def unreachable(self, error: httpx2.HTTPError) -> ManagementApiError:
         """The error for a call without a response."""
         reason = str(error) or f"no answer within {self.timeout.total_seconds():g} s"
+        if self.variable is not None:
+            return ManagementApiError(
+                f"no management API answers at {self.base}, the address in {self.variable} ({reason}): unset "
+                f"{self.variable} if it belongs to another broker, or enable the API with 'rabbitmq-plugins enable "
+                "rabbitmq_management'"
+            )
         return ManagementApiError(f"no management API answers at {self.base} ({reason}): {_ENABLE}")
 
     def _not_an_api(self, status: int) -> ManagementApiError:

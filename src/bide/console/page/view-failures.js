@@ -11,10 +11,13 @@ export async function show(page, context) {
   if (parameters.id) return showOne(page, context);
   const running = h("div", {});
   const box = h("div", {});
+  const total = h("div", { class: "split" });
   const queues = context.get("queues");
   replace(page, head("Failures", "Messages in error and dead-letter queues. Viewing messages does not remove them from a queue.",
-    h("button", { type: "button", onclick: context.again }, "Refresh")), running, box);
-  watch(running, context);
+    h("button", { type: "button", onclick: context.again }, "Refresh")), running, box, total);
+  let load;
+  const follow = (changed) => watch(running, context, changed, () => load?.());
+  follow(false);
   const found = await queues;
   const queue = parameters.queue ?? found.queues.find((one) => one.is_likely && one.messages)?.name ?? found.queues.find((one) => one.is_likely)?.name ?? "error";
   const by = parameters.by ?? "exception";
@@ -38,6 +41,12 @@ export async function show(page, context) {
     groups,
   );
   const other = choice;
+  load = () => readGroups(groups, total, context, queue, by, follow);
+  await load();
+}
+
+async function readGroups(groups, total, context, queue, by, follow) {
+  replace(total);
   let listed;
   try {
     listed = await context.get("failures", { queue, by });
@@ -57,14 +66,14 @@ export async function show(page, context) {
         ["Last", (one) => (one.last ? [h("span", { class: "nowrap" }, time(one.last)), h("div", { class: "quiet small" }, relative(one.last))] : "?"), "nowrap"],
         ["", (one) => h("div", { class: "row" },
           h("a", { class: "button tiny", href: context.link("failures", { queue, id: one.example, group: one.group, by }) }, "View"),
-          one.group.startsWith("(no ") ? null : operations(context, queue, { [name]: one.group }, running)), "actions"],
+          one.group.startsWith("(no ") ? null : operations(context, queue, { [name]: one.group }, follow)), "actions"],
       ],
       listed.groups,
     ),
   );
-  page.append(h("div", { class: "split" },
+  replace(total,
     source("exact", `${quantity(listed.total, "message")} in ${queue}: read just now${listed.more ? `; ${listed.more} more groups` : ""}`),
-    h("div", { class: "row" }, operations(context, queue, { all: true }, running, " all"))));
+    h("div", { class: "row" }, operations(context, queue, { all: true }, follow, " all")));
 }
 
 // The name of a group of exceptions ends with their place: "ValueError at shop.py in charge".
@@ -77,7 +86,7 @@ function failureOf(one, by) {
   ];
 }
 
-function operations(context, queue, chosen, running, all = "") {
+function operations(context, queue, chosen, follow, all = "") {
   const selected = Object.fromEntries(Object.entries(chosen).filter(([name]) => name !== "all" && name !== "ids"));
   const count = () => (chosen.ids ? { count: chosen.ids.length, queues: {} } : context.get("failures/count", { queue, ...selected }));
   const pace = () => field("Spread over, such as 10m; empty: at once", h("input", { name: "over", placeholder: "at once", autocomplete: "off" }));
@@ -87,7 +96,7 @@ function operations(context, queue, chosen, running, all = "") {
     if (given.allow) extra.allow = given.allow.split(/[\s,]+/).filter(Boolean);
     await context.post(path, { queue, ...chosen, ...extra });
     toast("started");
-    watch(running, context);
+    follow(true);
   };
   return [
     action(`Retry${all}`, async () => {
@@ -128,8 +137,8 @@ function operations(context, queue, chosen, running, all = "") {
   ];
 }
 
-// Show operations and their progress until none is running.
-async function watch(box, context) {
+// Show operations and their progress until none is running. If an operation has changed the queue, load it again.
+async function watch(box, context, changed, load) {
   if (box.dataset.watching) return;
   box.dataset.watching = "true";
   try {
@@ -138,7 +147,11 @@ async function watch(box, context) {
       if (!context.isShown()) return;
       const shown = all.filter((one, place) => one.state === "running" || place < 3);
       replace(box, shown.map((one) => operation(one, context)));
-      if (!all.some((one) => one.state === "running")) return;
+      if (!all.some((one) => one.state === "running")) {
+        if (changed) await load();
+        return;
+      }
+      changed = true;
       await new Promise((done) => setTimeout(done, POLL));
     }
   } catch (error) {
@@ -170,12 +183,14 @@ async function showOne(page, context) {
     context.get("failures/messages", group ? { queue, [{ type: "message_type", key: "key" }[by] ?? "group"]: group } : { queue }),
   ]);
   const running = h("div", {});
+  // The message stays on the page when it has left the queue.
+  const follow = (changed) => watch(running, context, changed, () => {});
   replace(
     page,
     h("p", {}, h("a", { href: context.link("failures", { queue, by }) }, "← Failures")),
     h("div", { class: "head" },
       h("div", {}, h("h1", { class: "break" }, one.exception ?? one.reason), h("p", { class: "break" }, one.text ?? "")),
-      h("div", { class: "row" }, editing(context, queue, one), operations(context, queue, { ids: [one.id] }, running))),
+      h("div", { class: "row" }, editing(context, queue, one), operations(context, queue, { ids: [one.id] }, follow))),
     running,
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "Failure"), facts([
