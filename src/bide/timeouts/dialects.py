@@ -8,6 +8,7 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, ClassVar, Final, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -258,8 +259,8 @@ class MySql(Dialect):
 
     def lock(self, cursor: Cursor, schema: str) -> bool:
         """See :meth:`Dialect.lock`."""
-        # MySQL allows at most 64 characters in the name of a lock.
-        cursor.execute("SELECT GET_LOCK(CONCAT(%s, '.', MD5(%s)), 0)", (LOCK, schema))
+        # MySQL allows at most 64 characters in the name of a lock. MySQL 9.6 has no MD5().
+        cursor.execute("SELECT GET_LOCK(%s, 0)", (f"{LOCK}.{sha256(schema.encode()).hexdigest()[:32]}",))
         return bool(cursor.fetchall()[0][0])
 
     def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
