@@ -104,14 +104,17 @@ class Dialect(ABC):
         """Take the lock of a migration until the connection ends. False if another connection holds the lock."""
 
     @abstractmethod
-    def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
+    def claim_table(self, table: str, source: str, columns: str, id_column: str) -> tuple[str, ...]:
         """Statements that create the table of claimed rows, if it does not exist, with the columns of a source.
 
         Args:
             table: the quoted name of the new table.
+        It has a primary key of its own, ``bide_number``, because some servers require one.
+
             source: the quoted name of the source.
             id_column: the quoted name of the id column.
         """
+            columns: the quoted names of all columns of the source.
 
 
 class PostgreSql(Dialect):
@@ -170,11 +173,12 @@ class PostgreSql(Dialect):
         cursor.execute("SELECT pg_try_advisory_lock(hashtext(%s), hashtext(%s))", (LOCK, schema))
         return bool(cursor.fetchall()[0][0])
 
-    def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
-        """See :meth:`Dialect.claim_table`."""
-        columns = "source.*, 0 AS bide_batch, 0 AS bide_status, CAST(NULL AS text) AS bide_reason"
+    def claim_table(self, table: str, source: str, columns: str, id_column: str) -> tuple[str, ...]:
+        """See :meth:`Dialect.claim_table`. Updates of a published table without a primary key are refused."""
+        added = "0 AS bide_batch, 0 AS bide_status, CAST(NULL AS text) AS bide_reason"
         return (
-            f"CREATE TABLE IF NOT EXISTS {table} AS SELECT {columns} FROM {source} source WHERE 1 = 0",
+            f"CREATE TABLE IF NOT EXISTS {table} AS SELECT {columns}, {added} FROM {source} WHERE 1 = 0",
+            f"ALTER TABLE {table} ADD bide_number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
             f"CREATE INDEX ON {table} (bide_status, bide_batch)",
             f"CREATE INDEX ON {table} ({id_column})",
         )
@@ -187,6 +191,8 @@ class MySql(Dialect):
         "SET time_zone = '+00:00'",
         # The claim of a batch must not lock the gaps between rows, where the endpoints insert new ones.
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+        # Rows are copied as they are, also if the mode of the server refuses their dates or replaces a number of 0.
+        "SET sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO'",
     )
     current_schema = "SELECT DATABASE()"
     overriding = ""
@@ -263,12 +269,13 @@ class MySql(Dialect):
         cursor.execute("SELECT GET_LOCK(%s, 0)", (f"{LOCK}.{sha256(schema.encode()).hexdigest()[:32]}",))
         return bool(cursor.fetchall()[0][0])
 
-    def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
+    def claim_table(self, table: str, source: str, columns: str, id_column: str) -> tuple[str, ...]:
         """See :meth:`Dialect.claim_table`. One statement, because each statement commits."""
         statement = (
-            f"CREATE TABLE IF NOT EXISTS {table} (bide_batch int NOT NULL DEFAULT 0, bide_status int NOT NULL "
-            f"DEFAULT 0, bide_reason {self.text}, KEY (bide_status, bide_batch), KEY ({id_column})) "
-            f"ENGINE=InnoDB SELECT source.* FROM {source} source WHERE 1 = 0"
+            f"CREATE TABLE IF NOT EXISTS {table} (bide_number bigint NOT NULL AUTO_INCREMENT PRIMARY KEY, "
+            f"bide_batch int NOT NULL DEFAULT 0, bide_status int NOT NULL DEFAULT 0, bide_reason {self.text}, "
+            f"KEY (bide_status, bide_batch), KEY ({id_column})) ENGINE=InnoDB "
+            f"SELECT {columns} FROM {source} WHERE 1 = 0"
         )
         return (statement,)
 
