@@ -22,8 +22,6 @@ LEFT: Final = 2
 
 _MAX_REASON: Final = 500
 
-_ATTEMPTS: Final = 10
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -150,15 +148,9 @@ class ClaimedTable:
         return batch
 
     def _claim_from(self, earliest: datetime, size: int) -> Batch | None:
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return self._try_claim(earliest, size)
-            except TimeoutStoreError as error:
-                # MariaDB locks the index of due times first, then the row. An endpoint that deletes a row locks the row
-                # first, so the two can deadlock.
-                if attempt == _ATTEMPTS or not self._database.dialect.is_deadlock(error.__cause__):
-                    raise
-        return None
+        # MariaDB locks the index of due times first, then the row. An endpoint that deletes a row locks the row first,
+        # so the two can deadlock.
+        return self._database.repeat_after_deadlocks(lambda: self._try_claim(earliest, size))
 
     def _try_claim(self, earliest: datetime, size: int) -> Batch | None:
         with self._database.transaction() as cursor:
