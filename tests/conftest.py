@@ -42,6 +42,7 @@ _KEPT = {
     HOME_VARIABLE,
     "BIDE_WRITE_SNAPSHOT",
     "BIDE_SOAK",
+    "BIDE_TEST_MYSQLD",
     "BIDE_TEST_NUMBER",
     "BIDE_TEST_START",
 }
@@ -213,9 +214,9 @@ def pytest_runtest_call() -> Generator[None]:
 @pytest.fixture(scope="module", params=["postgresql", "mysql"])
 def database_server(request: pytest.FixtureRequest) -> Iterator[DatabaseServer]:
     """A private database server."""
-    from tests.databases import mariadb_server, postgresql_server  # the drivers take time to import
+    from tests.databases import mysql_server, postgresql_server  # the drivers take time to import
 
-    with postgresql_server() if request.param == "postgresql" else mariadb_server() as running:
+    with postgresql_server() if request.param == "postgresql" else mysql_server() as running:
         yield running
 
 

@@ -19,9 +19,12 @@ from typing import Any
 
 import psycopg
 import pymysql
+import trustme
 
 from tests.ports import held_port
 from tests.timeouts import TIMEOUT
+
+MYSQLD_VARIABLE = "BIDE_TEST_MYSQLD"
 
 _numbers = count(1)
 
@@ -86,27 +89,48 @@ def postgresql_server() -> Iterator[DatabaseServer]:
 
 
 @contextmanager
-def mariadb_server() -> Iterator[DatabaseServer]:
-    """A private MariaDB."""
-    server = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
-    install = shutil.which("mariadb-install-db")
-    assert None not in (server, install), "MariaDB is not installed: run scripts/install-mariadb.sh"
+def mysql_server(authority: trustme.CA | None = None) -> Iterator[DatabaseServer]:
+    """A private MariaDB, or the MySQL whose program ``BIDE_TEST_MYSQLD`` names.
+
+    Args:
+        authority: signs a certificate for 127.0.0.1. Without it MariaDB has no TLS, and MySQL has a certificate that it
+            signed itself.
+    """
     with _folder("mysql") as (folder, user), held_port() as port:
         data = folder / "data"
-        _run([install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"], user)
         options = ["--bind-address=127.0.0.1", f"--port={port}", f"--socket={folder}/socket", f"--datadir={data}"]
-        unsafe = ["--innodb-flush-log-at-trx-commit=0", "--skip-log-bin", "--max-allowed-packet=64M"]
+        options += ["--innodb-flush-log-at-trx-commit=0", "--skip-log-bin", "--max-allowed-packet=64M"]
+        if server := os.environ.get(MYSQLD_VARIABLE):
+            setup = [server, "--no-defaults", "--initialize-insecure", f"--datadir={data}"]
+            # It would listen on a second port, and read and write files in a folder that packages create.
+            options += ["--mysqlx=OFF", "--secure-file-priv=NULL"]
+        else:
+            server = shutil.which("mariadbd", path=f"{os.environ['PATH']}:/usr/sbin:/usr/local/sbin")
+            install = shutil.which("mariadb-install-db")
+            assert server, "MariaDB is not installed: run scripts/install-mariadb.sh"
+            assert install, "MariaDB is not installed: run scripts/install-mariadb.sh"
+            setup = [install, "--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal"]
+        _run(setup, user)
+        if authority is not None:
+            certificate = authority.issue_cert("127.0.0.1")
+            for name, pem in (("cert", certificate.cert_chain_pems[0]), ("key", certificate.private_key_pem)):
+                pem.write_to_path(str(folder / f"{name}.pem"))
+                shutil.chown(folder / f"{name}.pem", user or os.geteuid())
+                options.append(f"--ssl-{name}={folder}/{name}.pem")
         url = f"mysql://root@127.0.0.1:{port}/mysql"
 
         def connect(url: str) -> Any:
-            return pymysql.connect(host="127.0.0.1", port=port, user="root", database=url.rpartition("/")[2])
+            # The mode of MariaDB. That of MySQL refuses dates with a month or day of zero.
+            return pymysql.connect(
+                host="127.0.0.1",
+                port=port,
+                user="root",
+                database=url.rpartition("/")[2],
+                sql_mode="STRICT_TRANS_TABLES",
+            )
 
         with _running(
-            [server, "--no-defaults", *options, *unsafe],
-            user,
-            folder / "log",
-            lambda: connect(url).close(),
-            signal.SIGTERM,
+            [server, "--no-defaults", *options], user, folder / "log", lambda: connect(url).close(), signal.SIGTERM
         ):
             yield DatabaseServer("mysql", url, connect)
 

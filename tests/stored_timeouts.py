@@ -20,12 +20,13 @@ SCHEMAS = {
     "postgresql": """
         CREATE TABLE "{0}TimeoutData" ("Id" uuid PRIMARY KEY, "Destination" varchar(200), "SagaId" uuid, "State" bytea,
             "Time" timestamp, "Headers" text, "PersistenceVersion" varchar(23));
-        CREATE INDEX "{0}_TimeIdx" ON "{0}TimeoutData" ("Time")
+        CREATE INDEX "{0}_TimeIdx" ON "{0}TimeoutData" ("Time");
+        CREATE INDEX "{0}_SagaIdx" ON "{0}TimeoutData" ("SagaId")
         """,
     "mysql": """
         CREATE TABLE `{0}TimeoutData` (Id varchar(38) PRIMARY KEY, Destination nvarchar(200), SagaId varchar(38),
             State longblob, Time datetime, Headers json NOT NULL, PersistenceVersion varchar(23) NOT NULL,
-            KEY Index_Time (Time)) CHARACTER SET ascii
+            KEY Index_Time (Time), KEY Index_SagaId (SagaId)) CHARACTER SET ascii
         """,
 }
 """The tables of NServiceBus SQL persistence."""

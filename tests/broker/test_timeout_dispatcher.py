@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import pytest
@@ -20,6 +21,7 @@ from bide.timeouts.tables import find_tables
 from bide.topology import Queue, Topology
 from tests.broker.receiving import eventually, receive
 from tests.databases import DatabaseServer
+from tests.polling import wait_until
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -268,3 +270,37 @@ def test_due_rows_of_the_same_time_are_locked_once_until_the_restart(store: Stor
         rows.restart()
         assert [one.id for one in rows.lock(2)] == [batches[0][1], batches[1][1]]
         rows.delete([])
+
+
+@pytest.mark.parametrize("others", [0, 50])
+def test_a_saga_is_cleared_while_one_of_its_timeouts_is_sent(store: Store, others: int) -> None:
+    """MariaDB and MySQL end the deadlock: they roll back the deletion that has changed less."""
+    saga, sent = (
+        str(uuid.uuid4()),
+        "ffffffff-ffff-4fff-8fff-ffffffffffff",
+    )  # the last one that the other deletion reaches
+    of_saga = store.add("Dispatched", *[("Dispatched", later(hours=1), {}, b"x") for _ in range(others)])
+    of_saga += store.add("Dispatched", ("Dispatched", later(minutes=-5), {}, b"x"))
+    change = store.statement('UPDATE "DispatchedTimeoutData" SET "Id" = %s, "SagaId" = %s WHERE "Id" = %s')
+    new_ids = [*of_saga[:-1], sent]
+    store.server.execute(store.url, change, [(new, saga, old) for new, old in zip(new_ids, of_saga, strict=True)])
+    kept = store.add("Dispatched", *[("Dispatched", later(hours=1), {}, b"x") for _ in range(1000)])
+    is_postgresql = store.server.scheme == "postgresql"
+    # Otherwise the server may read the whole table instead of the index of sagas.
+    store.server.execute(
+        store.url, store.statement(f'ANALYZE {"" if is_postgresql else "TABLE"} "DispatchedTimeoutData"')
+    )
+    waiting = (
+        "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+        if is_postgresql
+        else "SELECT 1 FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT'"
+    )
+    with Database(store.url) as first, Database(store.url) as second, ThreadPoolExecutor() as threads:
+        sending, clearing = (DueRows(one, *find_tables(one)) for one in (first, second))
+        (locked,) = sending.lock(10)
+        assert str(locked.id) == sent
+        cleared = threads.submit(clearing.clear_saga, saga)
+        wait_until(lambda: bool(store.server.execute(store.url, waiting)))
+        sending.delete([locked.id])
+        cleared.result(TIMEOUT)
+    assert store.stored("Dispatched") == set(kept)

@@ -33,7 +33,7 @@ from bide.topology import Exchange, Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.receiving import receive
 from tests.broker.schedule_log import gating
-from tests.databases import DatabaseServer, mariadb_server
+from tests.databases import DatabaseServer, mysql_server
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
 from tests.timeouts import MAX_LATENESS
@@ -156,7 +156,7 @@ async def test_a_password_that_can_be_read_on_the_network_causes_a_warning(
     store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     if store.server.scheme == "mysql":
-        store.server.execute(store.url, "CREATE OR REPLACE USER ana@localhost IDENTIFIED BY 'secret'")
+        store.server.execute(store.url, "CREATE USER IF NOT EXISTS ana@localhost IDENTIFIED BY 'secret'")
         store.server.execute(store.url, "GRANT ALL ON *.* TO ana@localhost")
         url, option = store.url.replace("root@", "ana:secret@"), "ssl_ca"
     else:
@@ -509,7 +509,7 @@ async def test_a_table_that_gets_a_timeout_during_the_removal_is_not_dropped(
 
 
 async def test_a_table_without_transactions_is_refused(vhost: Vhost) -> None:
-    with mariadb_server() as server:
+    with mysql_server() as server:
         store = Store(server, server.new_database())
         store.create("Sales")
         server.execute(store.url, "ALTER TABLE SalesTimeoutData ENGINE=MyISAM")

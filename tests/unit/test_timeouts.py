@@ -6,6 +6,7 @@ import socket
 import traceback
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta, timezone
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from bide.amqp.tls_warnings import warn_about_database
 from bide.delay.allowed_targets import AllowedTargets
 from bide.errors import InvalidInputError, TimeoutStoreError
+from bide.timeouts.database import Database
 from bide.timeouts.dialects import MySql, PostgreSql, dialect_of
 from bide.timeouts.messages import timeout_message
 from bide.timeouts.tables import StoredTimeout, TimeoutTable, choose_tables, mapped_table, stored_timeout
@@ -152,3 +154,31 @@ def test_a_missing_certificate_file_is_bad_usage() -> None:
     url = "mysql://u@127.0.0.1:1/d?ssl_ca=/missing.pem"
     with pytest.raises(InvalidInputError, match=r"'/missing\.pem'.*No such file"):
         dialect_of(url).connect(url)
+
+
+_PACKETS = [
+    # The greeting of MySQL 8 without TLS: protocol 10, with its default way to log in.
+    b"\x0a8.0.0\0\0\0\0\0saltsalt\0\0\xa2\x2d\x02\0\x08\0\x15" + bytes(10) + b"saltsaltsalt\0caching_sha2_password\0",
+    # The password is needed in full, and then the public key to encrypt it with.
+    b"\x01\x04",
+    b"\x01a public key",
+]
+
+
+def _answer(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        for number, packet in enumerate(_PACKETS):
+            connection.sendall(len(packet).to_bytes(3, "little") + bytes([2 * number]) + packet)
+            connection.recv(10_000)
+
+
+def test_a_login_that_needs_another_package_is_refused_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pymysql._auth._have_cryptography", False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        answering = Thread(target=_answer, args=(server,))
+        answering.start()
+        with pytest.raises(InvalidInputError, match=r"'cryptography'.*ssl_ca=FILE") as error:
+            Database(f"mysql://ana:secret@127.0.0.1:{server.getsockname()[1]}/shop")
+        answering.join()
+    assert "secret" not in str(error.value)

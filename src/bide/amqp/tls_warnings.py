@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ipaddress import ip_address
+from ssl import SSLSocket
 from typing import Any, Final, Protocol
 
 from bide.amqp.transport import TCP
@@ -70,16 +71,20 @@ def warn_about_database(user: str, socket: SocketAddresses, way_out: str) -> Non
 
     Args:
         user: the user whose password is sent.
-        socket: a socket connected to the database without TLS.
+        socket: a socket connected to the database: without TLS, or with TLS that does not check the certificate.
         way_out: how to use TLS, as the end of a sentence.
     """
     addresses = _addresses(socket)
     # The addresses of a Unix socket are texts.
     if addresses is not None and not isinstance(addresses[0], str) and _is_remote(*addresses):
         host, port = addresses[0][:2]
+        if isinstance(socket, SSLSocket):
+            risk = "without checking its certificate, so another server can pose as it and read"
+        else:
+            risk = "without TLS, so machines on the network can read"
         _warn_once(
-            f"the user {user!r} logs in to the database at {host}:{port} without TLS, so the rows and, with some "
-            f"methods, the password can be read on the network: {way_out}"
+            f"the user {user!r} logs in to the database at {host}:{port} {risk} the rows and, with some methods, the "
+            f"password: {way_out}"
         )
 
 

@@ -22,8 +22,6 @@ LEFT: Final = 2
 
 _MAX_REASON: Final = 500
 
-_ATTEMPTS: Final = 10
-
 
 @dataclass(frozen=True, slots=True)
 class Batch:
@@ -85,26 +83,32 @@ class ClaimedTable:
     def open(self) -> None:
         """Read the columns of the table, and the number of the last batch."""
         with self._database.transaction() as cursor:
-            cursor.execute(f"SELECT * FROM {self._source} WHERE 1 = 0", ())
-            cursor.fetchall()
-            names = [one[0] for one in cursor.description]
-            cursor.execute(
-                "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
-                "AND generation_expression <> ''",
-                (self._database.schema, self.table.name),
-            )
-            # The server computes generated columns itself, and refuses values for them.
-            generated = {name for (name,) in cursor.fetchall()}
-            quote = self._database.dialect.quote
-            self._all = ", ".join(map(quote, names))
-            self._restored = ", ".join(quote(name) for name in names if name not in generated)
+            self._read_columns(cursor)
             cursor.execute(f"SELECT COALESCE(MAX(bide_batch), 0) FROM {self._claims}", ())
             self._batch = int(cursor.fetchall()[0][0])
 
     def create(self, cursor: Cursor) -> None:
         """Create the table of claimed rows."""
-        for statement in self._database.dialect.claim_table(self._claims, self._source, self._id):
+        self._read_columns(cursor)
+        for statement in self._database.dialect.claim_table(self._claims, self._source, self._all, self._id):
             cursor.execute(statement, ())
+
+    def _read_columns(self, cursor: Cursor) -> None:
+        cursor.execute(f"SELECT * FROM {self._source} WHERE 1 = 0", ())
+        cursor.fetchall()
+        names = [one[0] for one in cursor.description]
+        cursor.execute(
+            "SELECT column_name, generation_expression FROM information_schema.columns "
+            "WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
+            (self._database.schema, self.table.name),
+        )
+        expressions = dict(cursor.fetchall())
+        # MySQL and MariaDB leave invisible columns out of ``*``.
+        names += [name for name in expressions if name not in names]
+        quote = self._database.dialect.quote
+        self._all = ", ".join(map(quote, names))
+        # The server computes generated columns itself, and refuses values for them.
+        self._restored = ", ".join(quote(name) for name in names if not expressions.get(name))
 
     def interrupted(self) -> Iterator[Batch]:
         """The batches that an earlier process claimed and did not finish. They count as repeated."""
@@ -144,15 +148,9 @@ class ClaimedTable:
         return batch
 
     def _claim_from(self, earliest: datetime, size: int) -> Batch | None:
-        for attempt in range(1, _ATTEMPTS + 1):
-            try:
-                return self._try_claim(earliest, size)
-            except TimeoutStoreError as error:
-                # MariaDB locks the index of due times first, then the row. An endpoint that deletes a row locks the row
-                # first, so the two can deadlock.
-                if attempt == _ATTEMPTS or not self._database.dialect.is_deadlock(error.__cause__):
-                    raise
-        return None
+        # MariaDB locks the index of due times first, then the row. An endpoint that deletes a row locks the row first,
+        # so the two can deadlock.
+        return self._database.repeat_after_deadlocks(lambda: self._try_claim(earliest, size))
 
     def _try_claim(self, earliest: datetime, size: int) -> Batch | None:
         with self._database.transaction() as cursor:

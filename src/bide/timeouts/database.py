@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Final, Self, TypeVar
 
 from bide.errors import TimeoutStoreError
 from bide.timeouts.dialects import Cursor, Dialect, dialect_of
+
+_Result = TypeVar("_Result")
+
+_ATTEMPTS: Final = 10
 
 
 class Database:
@@ -83,6 +87,24 @@ class Database:
                 self._connection.commit()
             finally:
                 cursor.close()
+
+    def repeat_after_deadlocks(self, work: Callable[[], _Result]) -> _Result:
+        """The result of a function that runs one transaction, which is repeated if the server ends a deadlock with it.
+
+        Raises:
+            TimeoutStoreError: there were ten deadlocks, or another error.
+        """
+        for _ in range(_ATTEMPTS - 1):
+            try:
+                return work()
+            except TimeoutStoreError as error:
+                if not self.is_deadlock(error):
+                    raise
+        return work()
+
+    def is_deadlock(self, error: TimeoutStoreError) -> bool:
+        """Whether the server rolled the transaction back to end a deadlock."""
+        return self.dialect.is_deadlock(error.__cause__)
 
     def query(self, statement: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
         """The rows of a statement, in a transaction of its own."""

@@ -8,16 +8,19 @@ import socket
 import ssl
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from hashlib import sha256
 from typing import Any, ClassVar, Final, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from bide.amqp.tls_warnings import warn_about_database
-from bide.errors import InvalidInputError
+from bide.errors import InvalidInputError, TimeoutStoreError
 
 LOCK: Final = "bide.timeouts"
 """The start of the name of the lock that a running migration holds."""
 
 _CONNECT_SECONDS: Final = 30
+
+_MYSQL_OPTIONS: Final = ("ssl_ca", "ssl_verify_identity", "unix_socket")
 
 _STRAY_PERCENT: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 
@@ -76,7 +79,7 @@ class Dialect(ABC):
 
     @abstractmethod
     def warn_about_missing_tls(self, connection: Any) -> None:
-        """Warn if the password was sent to another machine without TLS."""
+        """Warn if the password was sent to another machine without TLS, or with MySQL's unchecked certificate."""
 
     @abstractmethod
     def errors(self) -> tuple[type[Exception], ...]:
@@ -103,12 +106,15 @@ class Dialect(ABC):
         """Take the lock of a migration until the connection ends. False if another connection holds the lock."""
 
     @abstractmethod
-    def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
+    def claim_table(self, table: str, source: str, columns: str, id_column: str) -> tuple[str, ...]:
         """Statements that create the table of claimed rows, if it does not exist, with the columns of a source.
+
+        It has a primary key of its own, ``bide_number``, because some servers require one.
 
         Args:
             table: the quoted name of the new table.
             source: the quoted name of the source.
+            columns: the quoted names of all columns of the source.
             id_column: the quoted name of the id column.
         """
 
@@ -169,11 +175,12 @@ class PostgreSql(Dialect):
         cursor.execute("SELECT pg_try_advisory_lock(hashtext(%s), hashtext(%s))", (LOCK, schema))
         return bool(cursor.fetchall()[0][0])
 
-    def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
-        """See :meth:`Dialect.claim_table`."""
-        columns = "source.*, 0 AS bide_batch, 0 AS bide_status, CAST(NULL AS text) AS bide_reason"
+    def claim_table(self, table: str, source: str, columns: str, id_column: str) -> tuple[str, ...]:
+        """See :meth:`Dialect.claim_table`. Updates of a published table without a primary key are refused."""
+        added = "0 AS bide_batch, 0 AS bide_status, CAST(NULL AS text) AS bide_reason"
         return (
-            f"CREATE TABLE IF NOT EXISTS {table} AS SELECT {columns} FROM {source} source WHERE 1 = 0",
+            f"CREATE TABLE IF NOT EXISTS {table} AS SELECT {columns}, {added} FROM {source} WHERE 1 = 0",
+            f"ALTER TABLE {table} ADD bide_number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
             f"CREATE INDEX ON {table} (bide_status, bide_batch)",
             f"CREATE INDEX ON {table} ({id_column})",
         )
@@ -184,6 +191,8 @@ class MySql(Dialect):
 
     session = (
         "SET time_zone = '+00:00'",
+        # Rows are copied as they are, also if the mode of the server refuses their dates or replaces a number of 0.
+        "SET sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO'",
         # The claim of a batch must not lock the gaps between rows, where the endpoints insert new ones.
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     )
@@ -197,38 +206,61 @@ class MySql(Dialect):
     lock_table = "LOCK TABLES {} WRITE"
 
     def connect(self, url: str) -> Any:
-        """See :meth:`Dialect.connect`. ``?ssl_ca=FILE`` in the URL asks for TLS, ``?unix_socket=FILE`` for a socket."""
+        """See :meth:`Dialect.connect`. The name of the host is checked too, unless ``ssl_verify_identity=false``."""
         import pymysql
 
         parts = urlsplit(url)
         options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
-        if unknown := sorted(options.keys() - {"ssl_ca", "unix_socket"}):
+        if unknown := sorted(options.keys() - set(_MYSQL_OPTIONS)):
             raise InvalidInputError(
-                f"the URL of the database has the option {unknown[0]!r}: give ssl_ca or unix_socket"
+                f"the URL of the database has the option {unknown[0]!r}: give {', '.join(_MYSQL_OPTIONS)}"
+            )
+        has_authority, verify_identity = "ssl_ca" in options, options.get("ssl_verify_identity")
+        if verify_identity not in ((None, "true", "false") if has_authority else (None,)):
+            raise InvalidInputError(
+                f"the database's URL has ssl_verify_identity={verify_identity}: give true or false, and ssl_ca=FILE"
             )
         try:
             return pymysql.connect(
                 host=parts.hostname or "localhost",
                 port=parts.port or 3306,
                 user=unquote(parts.username or ""),
-                password=unquote(parts.password or ""),
+                password=unquote(parts.password or "").encode(),  # PyMySQL would encode it as Latin-1
                 database=unquote(parts.path.removeprefix("/")) or None,
                 unix_socket=options.get("unix_socket"),
                 ssl_ca=options.get("ssl_ca"),
+                # PyMySQL does not check the certificate unless these are given.
+                ssl_verify_cert=has_authority,
+                ssl_verify_identity=has_authority and verify_identity != "false",
                 charset="utf8mb4",
                 connect_timeout=_CONNECT_SECONDS,
             )
+        except pymysql.OperationalError as error:
+            refused = getattr(error, "original_exception", None)
+            if not isinstance(refused, ssl.SSLCertVerificationError):
+                raise
+            raise TimeoutStoreError(
+                f"the certificate of the database is not accepted ({refused.verify_message}): give the file of its "
+                "authority as ssl_ca, and add ssl_verify_identity=false if it does not have the name of the host"
+            ) from error
         except OSError as error:
             # The file, and not the network: PyMySQL raises an exception of its own if it cannot reach the server.
             raise InvalidInputError(
                 f"the file ssl_ca={options.get('ssl_ca')!r} of the database's URL cannot be used: {error}"
             ) from error
+        except RuntimeError as error:
+            # PyMySQL raises it if it cannot encrypt the password.
+            raise InvalidInputError(
+                f"the Python driver PyMySQL cannot log in: {error}. Install this package, or use TLS: add ssl_ca=FILE "
+                "to the URL"
+            ) from error
 
     def warn_about_missing_tls(self, connection: Any) -> None:
         """See :meth:`Dialect.warn_about_missing_tls`."""
-        if connection.password and not isinstance(connection._sock, ssl.SSLSocket):  # noqa: SLF001 (no other way)
-            user = connection.user.decode()
-            warn_about_database(user, connection._sock, "add ssl_ca=FILE to the URL")  # noqa: SLF001 (no public one)
+        used = connection._sock  # noqa: SLF001 (no public one)
+        # By default, PyMySQL uses TLS if the server has it, without checking the certificate.
+        if connection.password and not (isinstance(used, ssl.SSLSocket) and used.context.verify_mode):
+            warn_about_database(connection.user.decode(), used, "add ssl_ca=FILE to the URL")
 
     def errors(self) -> tuple[type[Exception], ...]:
         """See :meth:`Dialect.errors`."""
@@ -258,16 +290,17 @@ class MySql(Dialect):
 
     def lock(self, cursor: Cursor, schema: str) -> bool:
         """See :meth:`Dialect.lock`."""
-        # MySQL allows at most 64 characters in the name of a lock.
-        cursor.execute("SELECT GET_LOCK(CONCAT(%s, '.', MD5(%s)), 0)", (LOCK, schema))
+        # MySQL allows at most 64 characters in the name of a lock. MySQL 9.6 has no MD5().
+        cursor.execute("SELECT GET_LOCK(%s, 0)", (f"{LOCK}.{sha256(schema.encode()).hexdigest()[:32]}",))
         return bool(cursor.fetchall()[0][0])
 
-    def claim_table(self, table: str, source: str, id_column: str) -> tuple[str, ...]:
+    def claim_table(self, table: str, source: str, columns: str, id_column: str) -> tuple[str, ...]:
         """See :meth:`Dialect.claim_table`. One statement, because each statement commits."""
         statement = (
-            f"CREATE TABLE IF NOT EXISTS {table} (bide_batch int NOT NULL DEFAULT 0, bide_status int NOT NULL "
-            f"DEFAULT 0, bide_reason {self.text}, KEY (bide_status, bide_batch), KEY ({id_column})) "
-            f"ENGINE=InnoDB SELECT source.* FROM {source} source WHERE 1 = 0"
+            f"CREATE TABLE IF NOT EXISTS {table} (bide_number bigint NOT NULL AUTO_INCREMENT PRIMARY KEY, "
+            f"bide_batch int NOT NULL DEFAULT 0, bide_status int NOT NULL DEFAULT 0, bide_reason {self.text}, "
+            f"KEY (bide_status, bide_batch), KEY ({id_column})) ENGINE=InnoDB "
+            f"SELECT {columns} FROM {source} WHERE 1 = 0"
         )
         return (statement,)
 

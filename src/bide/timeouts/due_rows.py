@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from bide.errors import TimeoutStoreError
 from bide.timeouts.database import Database
 from bide.timeouts.dialects import Cursor
 from bide.timeouts.tables import EARLIEST, StoredTimeout, TimeoutTable, database_time, stored_timeout
@@ -64,11 +65,24 @@ class DueRows:
         for row in self._locked:
             if row.id not in ids:
                 self._behind = row.due, row.id
-        with transaction:
-            for identity in ids:
-                # One by one, because for many ids MariaDB may scan the table and wait for rows that other processes
-                # have locked, which can deadlock.
-                cursor.execute(f"DELETE FROM {self._name} WHERE {self._id} = %s", (identity,))
+        try:
+            with transaction:
+                self._delete(cursor, ids)
+        except TimeoutStoreError as error:
+            if not self._database.is_deadlock(error):
+                raise
+            # The timeouts of a saga are being deleted. The rows are no longer locked, but their messages were sent.
+            self._database.repeat_after_deadlocks(lambda: self._delete_again(ids))
+
+    def _delete_again(self, ids: Collection[Any]) -> None:
+        with self._database.transaction() as cursor:
+            self._delete(cursor, ids)
+
+    def _delete(self, cursor: Cursor, ids: Collection[Any]) -> None:
+        for identity in ids:
+            # One by one, because for many ids MariaDB may scan the table and wait for rows that other processes have
+            # locked, which can deadlock.
+            cursor.execute(f"DELETE FROM {self._name} WHERE {self._id} = %s", (identity,))
 
     def restart(self) -> None:
         """Let the next :meth:`lock` begin with the first due row again."""
@@ -76,5 +90,9 @@ class DueRows:
 
     def clear_saga(self, saga: str) -> None:
         """Delete the timeouts of a saga."""
+        # The deletion locks the index of sagas first, then the row. A dispatcher has locked the row first.
+        self._database.repeat_after_deadlocks(lambda: self._clear_saga(saga))
+
+    def _clear_saga(self, saga: str) -> None:
         with self._database.transaction() as cursor:
             cursor.execute(f"DELETE FROM {self._name} WHERE {self._saga} = %s", (saga,))
