@@ -357,6 +357,35 @@ async def test_rows_of_a_table_with_generated_columns_go_back(vhost: Vhost, stor
         assert store.server.execute(store.url, "SELECT * FROM reminder") == before
 
 
+async def test_an_interrupted_run_can_be_aborted_after_its_table_was_changed_or_dropped(
+    vhost: Vhost, store: Store
+) -> None:
+    store.create("Sales")
+    store.add("Sales", ("Sales", later(hours=2), {}, b"x"))
+    claimed = {str(row.id) for row in claim(store, 1).rows}
+    store.server.execute(store.url, store.statement('ALTER TABLE "SalesTimeoutData" ADD COLUMN "Extra" int'))
+    assert abort_run(store.url).status == "aborted"
+    assert store.stored("Sales") == claimed
+    async with endpoints(vhost, bide.NServiceBus(), "Sales"):
+        migration = TimeoutMigration(store.url, vhost.url, bide.NServiceBus())
+        migration.stop()
+        await migration.run()
+    store.server.execute(store.url, store.statement('DROP TABLE "SalesTimeoutData"'))
+    assert abort_run(store.url).status == "aborted"
+
+
+async def test_a_run_whose_claimed_rows_were_deleted_is_listed_and_aborted(store: Store) -> None:
+    """To delete them is the way to delete the history of old runs."""
+    store.create("Sales")
+    store.add("Sales", ("Sales", later(hours=2), {}, b"x"))
+    claim(store, 1)
+    (run,) = list_runs(store.url)
+    store.server.execute(store.url, f"DROP TABLE bide_timeouts_{run.run}_0")
+    (run,) = list_runs(store.url)
+    assert (run.status, run.endpoints[0].claimed, run.endpoints[0].left) == ("running", 0, {})
+    assert abort_run(store.url).status == "aborted"
+
+
 @pytest.mark.parametrize(
     ("due_type", "reason"),
     [

@@ -20,6 +20,9 @@ SENT: Final = 1
 LEFT: Final = 2
 """Values of the column ``bide_status`` of a claimed row."""
 
+_OWN_COLUMNS: Final = frozenset({"bide_batch", "bide_status", "bide_reason"})
+"""Columns that a table of claimed rows has besides those of the table of timeouts."""
+
 _MAX_REASON: Final = 500
 
 _ATTEMPTS: Final = 10
@@ -73,31 +76,20 @@ class ClaimedTable:
         self._key = (run, number)
         quote = database.dialect.quote
         self._source = database.table(table.name)
-        self._claims = database.table(f"bide_timeouts_{run}_{number}")
+        self._claims_name = f"bide_timeouts_{run}_{number}"
+        self._claims = database.table(self._claims_name)
         self._endpoints = database.table(ENDPOINTS)
         self._id, self._time = quote(table.id), quote(table.time)
         self._is_time = database.dialect.is_time.format(self._time)
         self._read = table.selection(quote)
         self._batch = 0
         self._after: datetime | None = None
-        self._all = self._restored = ""
+        self._all = ""
 
     def open(self) -> None:
         """Read the columns of the table, and the number of the last batch."""
         with self._database.transaction() as cursor:
-            cursor.execute(f"SELECT * FROM {self._source} WHERE 1 = 0", ())
-            cursor.fetchall()
-            names = [one[0] for one in cursor.description]
-            cursor.execute(
-                "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
-                "AND generation_expression <> ''",
-                (self._database.schema, self.table.name),
-            )
-            # The server computes generated columns itself, and refuses values for them.
-            generated = {name for (name,) in cursor.fetchall()}
-            quote = self._database.dialect.quote
-            self._all = ", ".join(map(quote, names))
-            self._restored = ", ".join(quote(name) for name in names if name not in generated)
+            self._all = ", ".join(map(self._database.dialect.quote, _columns(cursor, self._source)))
             cursor.execute(f"SELECT COALESCE(MAX(bide_batch), 0) FROM {self._claims}", ())
             self._batch = int(cursor.fetchall()[0][0])
 
@@ -215,6 +207,8 @@ class ClaimedTable:
 
     def restore_claimed(self) -> int:
         """Put back all claimed rows that were not sent, and return their number."""
+        if not self._database.has_table(self._claims_name):
+            return 0
         with self._database.transaction() as cursor:
             number = self._restore(cursor, "bide_status = %s", (CLAIMED,))
             cursor.execute(f"DELETE FROM {self._claims} WHERE bide_status = %s", (CLAIMED,))
@@ -230,19 +224,22 @@ class ClaimedTable:
         return int(number)
 
     def status(self) -> EndpointStatus:
-        """The counts."""
+        """The counts. Without the claimed rows, which a user may have deleted, some of them are zero."""
+        exists = self._database.has_table(self._claims_name)
         with self._database.transaction() as cursor:
             cursor.execute(
                 f"SELECT sent, repeated FROM {self._endpoints} WHERE run_id = %s AND number = %s",
                 self._key,
             )
             ((sent, repeated),) = cursor.fetchall()
-            cursor.execute(
-                f"SELECT bide_status, bide_reason, COUNT(*) FROM {self._claims} WHERE bide_status <> %s "
-                "GROUP BY bide_status, bide_reason ORDER BY bide_reason",
-                (SENT,),
-            )
-            counts = list(cursor.fetchall())
+            counts: list[tuple[Any, ...]] = []
+            if exists:
+                cursor.execute(
+                    f"SELECT bide_status, bide_reason, COUNT(*) FROM {self._claims} WHERE bide_status <> %s "
+                    "GROUP BY bide_status, bide_reason ORDER BY bide_reason",
+                    (SENT,),
+                )
+                counts += cursor.fetchall()
         return EndpointStatus(
             endpoint=self.table.endpoint,
             sent=int(sent),
@@ -252,10 +249,23 @@ class ClaimedTable:
         )
 
     def _restore(self, cursor: Cursor, condition: str, values: Sequence[Any]) -> int:
-        overriding = self._database.dialect.overriding
+        cursor.execute(f"SELECT COUNT(*) FROM {self._claims} WHERE {condition}", values)
+        if not cursor.fetchall()[0][0]:
+            # The table may be gone.
+            return 0
+        # The claimed rows have the columns of the time when the run began.
+        claimed = [name for name in _columns(cursor, self._claims) if name not in _OWN_COLUMNS]
         cursor.execute(
-            f"INSERT INTO {self._source} ({self._restored}) {overriding} "
-            f"SELECT {self._restored} FROM {self._claims} WHERE {condition}",
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s "
+            "AND generation_expression <> ''",
+            (self._database.schema, self.table.name),
+        )
+        # The server computes generated columns itself, and refuses values for them.
+        generated = {name for (name,) in cursor.fetchall()}
+        names = ", ".join(self._database.dialect.quote(name) for name in claimed if name not in generated)
+        cursor.execute(
+            f"INSERT INTO {self._source} ({names}) {self._database.dialect.overriding} "
+            f"SELECT {names} FROM {self._claims} WHERE {condition}",
             values,
         )
         return cursor.rowcount
@@ -265,3 +275,10 @@ class ClaimedTable:
             f"UPDATE {self._endpoints} SET {column} = {column} + %s WHERE run_id = %s AND number = %s",
             (number, *self._key),
         )
+
+
+def _columns(cursor: Cursor, table: str) -> list[str]:
+    """The names of the columns of a table."""
+    cursor.execute(f"SELECT * FROM {table} WHERE 1 = 0", ())
+    cursor.fetchall()
+    return [one[0] for one in cursor.description]
