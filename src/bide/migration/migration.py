@@ -173,14 +173,14 @@ class Migration:
             channel = await connection.channel()
             await self._lock.take(channel)
             counts = await self._ready(connection)
-            aside = self._client = await stack.enter_async_context(
+            self._client = await stack.enter_async_context(
                 connect(self._to_url or self._url, infrastructure=self._target)
             )
-            if self._to_url is not None:
-                if self._shares_names():
-                    await self._lock.refuse_same(self._to_url)
-                aside = await stack.enter_async_context(connect(self._url))
-            self._aside = aside
+            if self._to_url is not None and self._shares_names():
+                await self._lock.refuse_same(self._to_url)
+            # Without the headers that the receivers of the target infrastructure expect: they are those of a new
+            # message.
+            self._aside = await stack.enter_async_context(connect(self._url))
             self._failure = FirstFailure(connection)
             self._channel = channel
             self._bindings = await self._delivery_bindings()
