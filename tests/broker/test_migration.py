@@ -360,6 +360,22 @@ async def test_messages_without_an_id_are_moved_or_set_aside(vhost: Vhost) -> No
     assert (back.moved, back.set_aside.total()) == (4, 0)
 
 
+async def test_a_message_that_cannot_be_set_aside_stays_where_it_is(
+    vhost: Vhost, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its headers leave no room in the frame for the reason."""
+    source, target = bide.NServiceBus(version=1, routing="direct"), bide.Celery()
+    await put(vhost, source, queues=["Sales"])
+    key, level = source.cascade.key, source.cascade.level_names[12]
+    await publish_raw(vhost, level, key(5000, "Missing"), {"h": "x" * 130_990})
+    await publish_raw(vhost, level, key(5000, "Sales"), {})
+    for moved in (1, 0):
+        done = await make(vhost, source, target).run()
+        assert (done.moved, done.set_aside.total(), done.left, done.is_finished) == (moved, 0, {level: 1}, True)
+        assert f"a message of {level} stays there: " in caplog.text
+        caplog.clear()
+
+
 async def test_a_message_for_a_delay_queue_is_set_aside_although_all_targets_are_allowed(vhost: Vhost) -> None:
     source = bide.NServiceBus(routing="direct")
     await put(vhost, source)
