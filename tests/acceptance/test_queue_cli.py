@@ -143,3 +143,10 @@ async def test_from_4_0_on_a_queue_without_a_limit_has_the_default_limit(vhost: 
         found = await limited_queues(api, vhost.name, release=(4, 1, 0), names=["orders"])
         assert found[0].policy is not None
         assert found[0].policy.definition == {"delivery-limit": -1}
+
+
+def test_the_command_to_run_next_can_be_pasted(program: Program, vhost: Vhost) -> None:
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue("a b")]))
+    done = program.run("queue", "to-quorum", "a b", "--yes")
+    assert done.stderr.decode() == "see its delivery limit: bide queue delivery-limit 'a b' --dry-run\n"

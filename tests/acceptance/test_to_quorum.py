@@ -329,6 +329,10 @@ async def test_a_queue_that_cannot_be_converted_is_refused_unchanged(vhost: Vhos
                 InvalidInputError, match=r"'ranked' cannot become a quorum queue: it has x-max-priority"
             ):
                 await plan_conversion(connection, api, "ranked")
+            with pytest.raises(InvalidInputError, match="the limit is 245"):
+                await plan_conversion(connection, api, "q" * 250)
+            with pytest.raises(InvalidInputError, match="is empty"):
+                await plan_conversion(connection, api, "")
             async with client.consume("busy") as _:
                 with pytest.raises(InvalidInputError, match="'busy' has 1 consumer,"):
                     await convert(connection, api, "busy")

@@ -1,4 +1,4 @@
-"""The commands and the program of docs/migrating.md."""
+"""The commands and the programs of docs/migrating.md."""
 
 from __future__ import annotations
 
@@ -103,7 +103,31 @@ async def test_the_section_about_schedules_shows_the_output_of_its_commands(
 
 
 def test_the_program_prints_what_the_page_shows() -> None:
-    found = re.search(r"```python\n(.*?)```\n\n```\n(.*?)```", PAGE, re.DOTALL)
-    assert found is not None
-    done = subprocess.run([sys.executable, "-c", found[1]], capture_output=True, text=True, timeout=TIMEOUT, check=True)
-    assert done.stdout == found[2]
+    (program, shown), _ = programs()
+    assert run_program(program) == shown
+
+
+async def test_the_migration_in_python_prints_what_the_page_shows(vhost: Vhost) -> None:
+    async with bide.connect(vhost.url, infrastructure=bide.WaitingHall(prefix="eu")) as client:
+        await client.declare(Topology(queues=[Queue.quorum("Sales")]))
+        await client.publish_many(bide.OutgoingMessage("{}", to="Sales", delay="3h") for _ in range(500))
+    _, (program, shown) = programs()
+    assert run_program(program, BIDE_URL=vhost.url) == shown
+
+
+def programs() -> list[tuple[str, str]]:
+    """The Python programs of the page, and the output below each."""
+    return re.findall(r"^```python\n(.*?)^```\n\n```\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+
+
+def run_program(program: str, **environment: str) -> str:
+    """What a program prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+        timeout=TIMEOUT,
+        check=True,
+    )
+    return done.stdout

@@ -334,6 +334,48 @@ async def test_messages_that_cannot_be_sent_on_are_set_aside_and_taken_again(vho
         assert message.received_at >= due.replace(microsecond=0)
 
 
+async def test_messages_without_an_id_are_moved_or_set_aside(vhost: Vhost) -> None:
+    """NServiceBus sends no message without one."""
+    source = bide.NServiceBus(version=1, routing="direct")
+    target = bide.NServiceBus(routing="direct")
+    await put(vhost, source, queues=["Sales"])
+    key, level = source.cascade.key, source.cascade.level_names[12]
+    async with connected(vhost.url) as connection, await connection.channel(confirms=True) as channel:
+        for name in ("Sales", "Missing"):
+            for values in ({}, {"message_id": ""}):
+                await channel.publish(
+                    exchange=level, routing_key=key(5000, name), values={**values}, body=name.encode()
+                )
+    migration = make(vhost, source, target)
+    done = await migration.run()
+    assert (done.moved, done.set_aside.total(), done.left) == (2, 2, {})
+    async with connected(vhost.url) as connection, await connection.channel() as channel:
+        aside = await channel.get(migration.set_aside)
+        assert aside is not None
+        # It waits as it was sent, until it is moved.
+        assert not [name for name in aside.values["headers"] if name.startswith("NServiceBus.")]
+    await put(vhost, queues=["Missing"])
+    assert (await make(vhost, source, target).run()).moved == 2
+    back = await make(vhost, target, source).run()
+    assert (back.moved, back.set_aside.total()) == (4, 0)
+
+
+async def test_a_message_that_cannot_be_set_aside_stays_where_it_is(
+    vhost: Vhost, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its headers leave no room in the frame for the reason."""
+    source, target = bide.NServiceBus(version=1, routing="direct"), bide.Celery()
+    await put(vhost, source, queues=["Sales"])
+    key, level = source.cascade.key, source.cascade.level_names[12]
+    await publish_raw(vhost, level, key(5000, "Missing"), {"h": "x" * 130_990})
+    await publish_raw(vhost, level, key(5000, "Sales"), {})
+    for moved in (1, 0):
+        done = await make(vhost, source, target).run()
+        assert (done.moved, done.set_aside.total(), done.left, done.is_finished) == (moved, 0, {level: 1}, True)
+        assert f"a message of {level} stays there: " in caplog.text
+        caplog.clear()
+
+
 async def test_a_message_for_a_delay_queue_is_set_aside_although_all_targets_are_allowed(vhost: Vhost) -> None:
     source = bide.NServiceBus(routing="direct")
     await put(vhost, source)

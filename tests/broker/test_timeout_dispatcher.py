@@ -142,6 +142,30 @@ async def test_a_full_target_does_not_stop_the_dispatcher(vhost: Vhost, store: S
     assert (arrived.message_id, aside.message_id, done.set_aside) == (name, "full", 1)
 
 
+async def test_a_message_that_cannot_be_set_aside_does_not_stop_the_dispatcher(
+    vhost: Vhost, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its headers leave no room in the frame for the reason."""
+    name, queue = "Dispatched", "Dispatched.Timeouts"
+    async with endpoints(vhost, INFRASTRUCTURE, name) as client:
+        await client.declare(Topology(queues=[Queue(queue)]))
+        headers = {
+            "NServiceBus.Timeout.Expire": format_timestamp(later(minutes=-5)),
+            "NServiceBus.Timeout.RouteExpiredTimeoutTo": name,
+        }
+        await client.publish(b"huge", to=queue, headers={"h": "x" * 130_690})
+        await client.publish(b"good", to=queue, headers=headers)
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=["*"])
+        running = asyncio.create_task(dispatcher.run())
+        (message,) = await receive(client, name, 1)
+        assert message.body == b"good"
+        dispatcher.stop()
+        await running
+        (stays,) = await receive(client, queue, 1)
+    assert stays.body == b"huge"
+    assert f"a message of {queue} stays there: the message has no header NServiceBus.Timeout" in caplog.text
+
+
 async def test_one_warning_is_logged_for_all_timeouts_with_the_same_reason(
     vhost: Vhost, store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:

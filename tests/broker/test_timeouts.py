@@ -357,6 +357,60 @@ async def test_rows_of_a_table_with_generated_columns_go_back(vhost: Vhost, stor
         assert store.server.execute(store.url, "SELECT * FROM reminder") == before
 
 
+async def test_an_interrupted_run_can_be_aborted_after_its_table_was_changed_or_dropped(
+    vhost: Vhost, store: Store
+) -> None:
+    store.create("Sales")
+    store.add("Sales", ("Sales", later(hours=2), {}, b"x"))
+    claimed = {str(row.id) for row in claim(store, 1).rows}
+    store.server.execute(store.url, store.statement('ALTER TABLE "SalesTimeoutData" ADD COLUMN "Extra" int'))
+    assert abort_run(store.url).status == "aborted"
+    assert store.stored("Sales") == claimed
+    async with endpoints(vhost, bide.NServiceBus(), "Sales"):
+        migration = TimeoutMigration(store.url, vhost.url, bide.NServiceBus())
+        migration.stop()
+        await migration.run()
+    store.server.execute(store.url, store.statement('DROP TABLE "SalesTimeoutData"'))
+    assert abort_run(store.url).status == "aborted"
+
+
+async def test_a_run_whose_claimed_rows_were_deleted_is_listed_and_aborted(store: Store) -> None:
+    """To delete them is the way to delete the history of old runs."""
+    store.create("Sales")
+    store.add("Sales", ("Sales", later(hours=2), {}, b"x"))
+    claim(store, 1)
+    (run,) = list_runs(store.url)
+    store.server.execute(store.url, f"DROP TABLE bide_timeouts_{run.run}_0")
+    (run,) = list_runs(store.url)
+    assert (run.status, run.endpoints[0].claimed, run.endpoints[0].left) == ("running", 0, {})
+    assert abort_run(store.url).status == "aborted"
+
+
+@pytest.mark.parametrize(
+    ("due_type", "reason"),
+    [
+        ("date", "'due' of the table 'reminder' is of type date"),
+        ("timestamp NULL", "'number' of the table 'reminder' is not unique: 3 rows have 1 value"),
+    ],
+)
+async def test_columns_that_cannot_be_used_are_refused_before_a_run(
+    vhost: Vhost, store: Store, due_type: str, reason: str
+) -> None:
+    store.server.execute(
+        store.url, f"CREATE TABLE reminder (number int, queue varchar(50), body varchar(50), due {due_type})"
+    )
+    rows = [(number, later(hours=30).replace(tzinfo=None)) for number in (7, 7, None)]
+    store.server.execute(store.url, "INSERT INTO reminder VALUES (%s, 'Sales', 'x', %s)", rows)
+    table = mapped_table("reminder", {"id": "number", "destination": "queue", "body": "body", "due": "due"})
+    before = store.server.execute(store.url, "SELECT * FROM reminder")
+    with pytest.raises(TimeoutStoreError, match=reason):
+        await preview_timeouts(store.url, vhost.url, bide.NServiceBus(), table=table)
+    with pytest.raises(TimeoutStoreError, match=reason):
+        await TimeoutMigration(store.url, vhost.url, bide.NServiceBus(), table=table).run()
+    assert list_runs(store.url) == []
+    assert store.server.execute(store.url, "SELECT * FROM reminder") == before
+
+
 @pytest.mark.parametrize("keyed", [False, True])
 async def test_a_preview_counts_the_bodies_that_a_migration_leaves(vhost: Vhost, store: Store, keyed: bool) -> None:
     infrastructure = SMALL_CLOCK if keyed else bide.NServiceBus()

@@ -39,6 +39,11 @@ def test_a_timeout_without_headers_gets_its_id_and_its_due_time() -> None:
         assert (found.to, found.body, found.message_id, found.deliver_at) == ("Sales", b"body", "t-1", TIMEOUT.due)
 
 
+def test_a_timeout_with_a_blank_message_id_gets_its_own() -> None:
+    found = message(headers={"NServiceBus.MessageId": ""})
+    assert found.message_id == found.headers["NServiceBus.MessageId"] == "t-1"
+
+
 def test_a_binary_id_becomes_a_message_id_in_hexadecimal() -> None:
     found = message(id=bytes(range(16)))
     assert found.message_id == found.headers["NServiceBus.MessageId"] == "000102030405060708090a0b0c0d0e0f"

@@ -31,6 +31,7 @@ from bide.amqp.queue_counts import queue_counts
 from bide.amqp.reply_codes import PRECONDITION_FAILED
 from bide.delay import recognition
 from bide.delay.forwarding import carry_user_id
+from bide.delay.protocol import MAX_NAME_BYTES, check_name
 from bide.errors import BideError, BrokerError, InvalidInputError, TargetNotFoundError
 from bide.management.api import FoundQueue, ManagementApi
 from bide.recoverability.copies import sendable
@@ -98,6 +99,7 @@ async def plan_conversion(connection: Connection, api: ManagementApi, name: str)
         InvalidInputError: the queue cannot become a quorum queue.
         BrokerError: the broker refuses.
     """
+    check_name("queue", name, limit=MAX_NAME_BYTES - len(HOLDING))
     recognition.refuse(name)
     vhost = connection.url.vhost
     main, held = await api.queue(vhost, name), await api.queue(vhost, name + HOLDING)

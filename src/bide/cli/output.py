@@ -20,8 +20,9 @@ import click
 from bide.cli.advice import with_options
 from bide.cli.folding import hanging
 from bide.foreign_text import visible, visible_json
+from bide.runtime.wording import quantity
 
-SHOWN_REASONS: Final = 10
+_SHOWN_REASONS: Final = 10
 """The maximum number of reasons that a command prints."""
 
 _NARROWEST: Final = 30
@@ -64,8 +65,17 @@ def echo(
 
 def echo_reasons(outcome: str, reasons: Counter[str]) -> None:
     """Print the most common reasons for an outcome, such as ``left``, with their counts."""
-    for reason, count in reasons.most_common(SHOWN_REASONS):
-        echo(f"{count:>9}  {outcome}: {with_options(reason)}")
+    for reason, count in most_common_reasons(reasons):
+        echo(f"{count:>9}  {outcome}: {reason}")
+
+
+def most_common_reasons(reasons: Counter[str]) -> list[tuple[str, int]]:
+    """The most common reasons with their counts, and one more for all others, so that the counts add up."""
+    shown = [(with_options(reason), count) for reason, count in reasons.most_common(_SHOWN_REASONS)]
+    if (others := len(reasons) - len(shown)) > 0:
+        rest = reasons.total() - sum(count for _, count in shown)
+        shown.append((f"{quantity(others, 'other reason')}, see --json", rest))
+    return shown
 
 
 def terminal_width() -> int | None:

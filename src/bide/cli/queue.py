@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -103,7 +104,7 @@ def to_quorum(
         print_json(asdict(done))
         return
     echo(f"{name} is a quorum queue: {quantity(done.moved, 'message')} moved, {quantity(done.bindings, 'binding')}")
-    echo(f"see its delivery limit: bide queue delivery-limit {name} --dry-run", err=True)
+    echo(f"see its delivery limit: bide queue delivery-limit {shlex.quote(name)} --dry-run", err=True)
 
 
 def _print_plan(plan: QuorumConversion) -> None:

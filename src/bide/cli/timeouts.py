@@ -11,7 +11,7 @@ import click
 
 from bide.cli import continuation
 from bide.cli.advice import with_options
-from bide.cli.output import SHOWN_REASONS, echo, echo_reasons, print_json, progress_bar, working
+from bide.cli.output import echo, echo_reasons, most_common_reasons, print_json, progress_bar, working
 from bide.cli.running import confirm, run_async, run_until_signal
 from bide.cli.settings import (
     Settings,
@@ -353,8 +353,8 @@ def _print_preview(found: list[EndpointPreview]) -> None:
         echo(f"{one.endpoint:<{width}}  {one.count:>9}  {one.past:>9}  {ends[0]:>20}  {ends[1]:>20}")
         for destination, count in one.destinations.most_common():
             echo(f"{'':<{width}}  {count:>9}  to {destination}")
-        for reason, count in one.problems.most_common(SHOWN_REASONS):
-            echo(f"{'':<{width}}  {count:>9}  cannot move: {with_options(reason)}", colour="red")
+        for reason, count in most_common_reasons(one.problems):
+            echo(f"{'':<{width}}  {count:>9}  cannot move: {reason}", colour="red")
     total = quantity(sum(one.count for one in found), "timeout")
     echo(f"{total} of {quantity(len(found), 'endpoint')}; nothing was changed")
 

@@ -98,7 +98,7 @@ def onward_copy(taken: TakenMessage, target: Target, due: datetime, *, user: str
             raise InvalidInputError(f"the message has a header {name}, which a delayed message cannot carry")
     carry_user_id(values, headers, user)
     values["headers"] = headers
-    message_id = values.setdefault("message_id", new_message_id())
+    message_id = values["message_id"] = values.get("message_id") or new_message_id()
     return PreparedMessage(
         target=target, body=delivery.body, message_id=message_id, due=due, values=values, is_copy=True
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -19,6 +19,9 @@ CLAIMED: Final = 0
 SENT: Final = 1
 LEFT: Final = 2
 """Values of the column ``bide_status`` of a claimed row."""
+
+_OWN_COLUMNS: Final = frozenset({"bide_number", "bide_batch", "bide_status", "bide_reason"})
+"""Columns that a table of claimed rows has besides those of the table of timeouts."""
 
 _MAX_REASON: Final = 500
 
@@ -71,44 +74,46 @@ class ClaimedTable:
         self._key = (run, number)
         quote = database.dialect.quote
         self._source = database.table(table.name)
-        self._claims = database.table(f"bide_timeouts_{run}_{number}")
+        self._claims_name = f"bide_timeouts_{run}_{number}"
+        self._claims = database.table(self._claims_name)
         self._endpoints = database.table(ENDPOINTS)
         self._id, self._time = quote(table.id), quote(table.time)
         self._is_time = database.dialect.is_time.format(self._time)
         self._read = table.selection(quote)
         self._batch = 0
         self._after: datetime | None = None
-        self._all = self._restored = ""
+        self._all = ""
 
     def open(self) -> None:
         """Read the columns of the table, and the number of the last batch."""
         with self._database.transaction() as cursor:
-            self._read_columns(cursor)
+            self._all = self._quoted(self._columns(cursor, self.table.name))
             cursor.execute(f"SELECT COALESCE(MAX(bide_batch), 0) FROM {self._claims}", ())
             self._batch = int(cursor.fetchall()[0][0])
 
     def create(self, cursor: Cursor) -> None:
         """Create the table of claimed rows."""
-        self._read_columns(cursor)
-        for statement in self._database.dialect.claim_table(self._claims, self._source, self._all, self._id):
+        columns = self._quoted(self._columns(cursor, self.table.name))
+        for statement in self._database.dialect.claim_table(self._claims, self._source, columns, self._id):
             cursor.execute(statement, ())
 
-    def _read_columns(self, cursor: Cursor) -> None:
-        cursor.execute(f"SELECT * FROM {self._source} WHERE 1 = 0", ())
+    def _columns(self, cursor: Cursor, table: str) -> dict[str, str | None]:
+        """The columns of a table with the expressions of those that the server computes."""
+        cursor.execute(f"SELECT * FROM {self._database.table(table)} WHERE 1 = 0", ())
         cursor.fetchall()
         names = [one[0] for one in cursor.description]
         cursor.execute(
             "SELECT column_name, generation_expression FROM information_schema.columns "
             "WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
-            (self._database.schema, self.table.name),
+            (self._database.schema, table),
         )
         expressions = dict(cursor.fetchall())
         # MySQL and MariaDB leave invisible columns out of ``*``.
         names += [name for name in expressions if name not in names]
-        quote = self._database.dialect.quote
-        self._all = ", ".join(map(quote, names))
-        # The server computes generated columns itself, and refuses values for them.
-        self._restored = ", ".join(quote(name) for name in names if not expressions.get(name))
+        return {name: expressions.get(name) for name in names}
+
+    def _quoted(self, names: Iterable[str]) -> str:
+        return ", ".join(map(self._database.dialect.quote, names))
 
     def interrupted(self) -> Iterator[Batch]:
         """The batches that an earlier process claimed and did not finish. They count as repeated."""
@@ -213,6 +218,8 @@ class ClaimedTable:
 
     def restore_claimed(self) -> int:
         """Put back all claimed rows that were not sent, and return their number."""
+        if not self._database.has_table(self._claims_name):
+            return 0
         with self._database.transaction() as cursor:
             number = self._restore(cursor, "bide_status = %s", (CLAIMED,))
             cursor.execute(f"DELETE FROM {self._claims} WHERE bide_status = %s", (CLAIMED,))
@@ -228,19 +235,22 @@ class ClaimedTable:
         return int(number)
 
     def status(self) -> EndpointStatus:
-        """The counts."""
+        """The counts. Without the claimed rows, which a user may have deleted, some of them are zero."""
+        exists = self._database.has_table(self._claims_name)
         with self._database.transaction() as cursor:
             cursor.execute(
                 f"SELECT sent, repeated FROM {self._endpoints} WHERE run_id = %s AND number = %s",
                 self._key,
             )
             ((sent, repeated),) = cursor.fetchall()
-            cursor.execute(
-                f"SELECT bide_status, bide_reason, COUNT(*) FROM {self._claims} WHERE bide_status <> %s "
-                "GROUP BY bide_status, bide_reason ORDER BY bide_reason",
-                (SENT,),
-            )
-            counts = list(cursor.fetchall())
+            counts: list[tuple[Any, ...]] = []
+            if exists:
+                cursor.execute(
+                    f"SELECT bide_status, bide_reason, COUNT(*) FROM {self._claims} WHERE bide_status <> %s "
+                    "GROUP BY bide_status, bide_reason ORDER BY bide_reason",
+                    (SENT,),
+                )
+                counts += cursor.fetchall()
         return EndpointStatus(
             endpoint=self.table.endpoint,
             sent=int(sent),
@@ -250,10 +260,18 @@ class ClaimedTable:
         )
 
     def _restore(self, cursor: Cursor, condition: str, values: Sequence[Any]) -> int:
-        overriding = self._database.dialect.overriding
+        cursor.execute(f"SELECT COUNT(*) FROM {self._claims} WHERE {condition}", values)
+        if not cursor.fetchall()[0][0]:
+            # The table may be gone.
+            return 0
+        # The claimed rows have the columns of the time when the run began.
+        claimed = self._columns(cursor, self._claims_name).keys() - _OWN_COLUMNS
+        # The server computes generated columns itself, and refuses values for them.
+        generated = {name for name, expression in self._columns(cursor, self.table.name).items() if expression}
+        names = self._quoted(sorted(claimed - generated))
         cursor.execute(
-            f"INSERT INTO {self._source} ({self._restored}) {overriding} "
-            f"SELECT {self._restored} FROM {self._claims} WHERE {condition}",
+            f"INSERT INTO {self._source} ({names}) {self._database.dialect.overriding} "
+            f"SELECT {names} FROM {self._claims} WHERE {condition}",
             values,
         )
         return cursor.rowcount

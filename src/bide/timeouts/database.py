@@ -129,6 +129,15 @@ class Database:
         quote = self.dialect.quote
         return f"{quote(self.schema)}.{quote(name)}"
 
+    def has_table(self, name: str) -> bool:
+        """Whether the schema has a table of this name."""
+        return bool(
+            self.query(
+                "SELECT 1 FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
+                (self.schema, name),
+            )
+        )
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:

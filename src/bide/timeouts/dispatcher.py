@@ -269,7 +269,14 @@ class TimeoutDispatcher:
             if refused and timeout is not None and timeout.due is not None and timeout.due > client.now():
                 # A delay queue refuses the message, not its target. It would refuse all others too, so they stay here.
                 raise
-            await self._put_aside(client, message, str(error))
+            try:
+                await self._put_aside(client, message, str(error))
+            except InvalidInputError as second:
+                # Its headers nearly fill a frame, and there is no room for the reason.
+                log.warning(
+                    "a message of %s stays there: %s; it cannot be set aside either: %s", self.queue, error, second
+                )
+                return
         await message.ack()
 
     def _clear(self, tables: list[TimeoutTable], saga: str) -> None:

@@ -53,7 +53,7 @@ def timeout_message(
     headers = headers_from_json(timeout.headers)
     # The transport writes its own header with the delay.
     headers.pop(HEADER_DELAY, None)
-    message_id = headers.setdefault(NATIVE_MESSAGE_ID, id_text(timeout.id))
+    message_id = headers[NATIVE_MESSAGE_ID] = headers.get(NATIVE_MESSAGE_ID) or id_text(timeout.id)
     headers.setdefault(DELIVER_AT, format_timestamp(timeout.due))
     types = headers.get("NServiceBus.EnclosedMessageTypes")
     return OutgoingMessage(

@@ -106,12 +106,7 @@ class Runs:
 
     def exist(self) -> bool:
         """Whether this database has any runs."""
-        return bool(
-            self._database.query(
-                "SELECT 1 FROM information_schema.tables WHERE table_schema = %s AND table_name = %s",
-                (self._database.schema, RUNS),
-            )
-        )
+        return self._database.has_table(RUNS)
 
     def begin(self, parameters: Mapping[str, Any], tables: Sequence[TimeoutTable]) -> tuple[str, list[ClaimedTable]]:
         """Continue the unfinished run, or begin a new one.
@@ -267,7 +262,6 @@ def abort_run(url: str) -> RunStatus:
             raise TimeoutStoreError("there is no unfinished run in this database: nothing to abort")
         run, tables = found
         for table in tables:
-            table.open()
             table.restore_claimed()
         runs.end(run, ABORTED)
         return next(one for one in runs.all() if one.run == run)

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bide.errors import InvalidInputError, TimeoutStoreError
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.timeouts.database import Database
@@ -83,6 +84,9 @@ _BYTES_OR_TEXT: Final = frozenset(
 )
 """Types of columns in PostgreSQL and MySQL whose values the drivers return as bytes or text."""
 
+_TIMESTAMPS: Final = ("timestamp", "datetime")
+"""Starts of the types of columns whose values the drivers return as points in time."""
+
 MAPPED: Final = {"id": "id", "destination": "destination", "headers": "headers", "body": "state", "due": "time"}
 """The names that :func:`mapped_table` takes, with the attributes of :class:`TimeoutTable` that they stand for."""
 
@@ -122,24 +126,35 @@ def mapped_table(name: str, columns: Mapping[str, str]) -> TimeoutTable:
 
 
 def check_table(database: Database, table: TimeoutTable) -> None:
-    """Check that a table has its columns.
+    """Check that a table has its columns, that its due times are timestamps, and that its ids are unique.
 
     Raises:
-        TimeoutStoreError: the table or a column does not exist.
+        TimeoutStoreError: the table or a column does not exist, or a column cannot be used.
     """
-    found = {
-        column
-        for (column,) in database.query(
-            "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s",
+    found = dict(
+        database.query(
+            "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = %s AND table_name = %s",
             (database.schema, table.name),
         )
-    }
+    )
     for column in table.columns:
         if column not in found:
             raise TimeoutStoreError(
                 f"the table {table.name!r} of the schema {database.schema!r} has no column {column!r}: it has "
                 + (", ".join(sorted(found)) or "none, or it does not exist")
             )
+    if not found[table.time].lower().startswith(_TIMESTAMPS):
+        raise TimeoutStoreError(
+            f"the column {table.time!r} of the table {table.name!r} is of type {found[table.time]}: change it to a "
+            "timestamp, or export the rows to a file for 'bide pipeline schedule'"
+        )
+    identity = database.dialect.quote(table.id)
+    ((rows, values),) = database.query(f"SELECT COUNT(*), COUNT(DISTINCT {identity}) FROM {database.table(table.name)}")
+    if values < rows:
+        raise TimeoutStoreError(
+            f"the column {table.id!r} of the table {table.name!r} is not unique: {quantity(rows, 'row')} have "
+            f"{quantity(values, 'value')}; name another column as id"
+        )
 
 
 def has_bytes_or_text(database: Database, table: TimeoutTable) -> bool:
