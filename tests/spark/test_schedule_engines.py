@@ -161,6 +161,12 @@ def test_both_engines_make_the_same_messages_of_csv(spark: SparkSession, tmp_pat
     assert compare(spark, path, plan_of(at_column="due", name="again", body_column="text"), BERLIN) == 9
 
 
+def test_neither_engine_gives_a_due_time_if_no_row_has_one(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("due\nsoon\nlater\n")
+    assert compare(spark, path, plan_of(at_column="due")) == 2
+
+
 def test_both_engines_make_the_same_messages_of_json(spark: SparkSession, tmp_path: Path) -> None:
     path = write_json(tmp_path)
     assert compare(spark, path, plan_of(at_column="due", header_columns=("A", "z", "price"))) == 4
