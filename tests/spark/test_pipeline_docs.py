@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -86,20 +86,15 @@ def test_the_table_to_try_is_scheduled_and_audited_without_spark(
     rabbitmq: Rabbitmq, vhost: Vhost, tmp_path: Path
 ) -> None:
     (_, install), (_, table), (_, session) = blocks("docs/pipeline-schedule.md", "Try it")
-    (pip, _), *declaring = commands_of(install)
+    pip, *declaring = install.splitlines()
     scheduling, (receive, received), *auditing = commands_of(session)
     assert pip == "pip install 'bide[pipeline]'"
     wait = "timedelta(seconds=30)"
     assert wait in table
     shell = Shell(tmp_path, rabbitmq, vhost)
     shell.environment["BIDE_STREAM_PORT"] = str(stream_port(vhost.broker))
-
-    def check(commands: Iterable[tuple[str, str]]) -> None:
-        for command, shown in commands:
-            printed = re.sub(rf"(?<=virtual host ){vhost.name}|/{vhost.name}", "/", shell.paste(command))
-            assert shape(printed) == shape(shown), f"{command}\n{printed}"
-
-    check(declaring)
+    for command in declaring:
+        shell.paste(command)
     # On a busy machine, the first message may be due before it is sent. It passes no tap then, so start over.
     for attempt, seconds in enumerate((15, 120, 600)):
         shell.paste(table.replace(wait, f"timedelta(seconds={seconds})"))
@@ -111,7 +106,7 @@ def test_the_table_to_try_is_scheduled_and_audited_without_spark(
     lines = shell.paste(receive.replace("--count 1", f"--count {attempt + 1}")).splitlines(keepends=True)
     assert len(lines) == attempt + 1
     assert shape(lines[-1]) == shape(received)
-    check(auditing)
+    shell.check(auditing)
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
