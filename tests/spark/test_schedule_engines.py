@@ -50,7 +50,7 @@ def plan_of(url: str = "amqp://localhost", to: str = "orders", **columns: Any) -
 def write_csv(folder: Path) -> Path:
     path = folder / "zoo.csv"
     path.write_bytes(
-        "id,due,text,\"with, comma\",empty\r\n"
+        ",due,text,\"with, comma\",\"\"\r\n"
         "1,2026-11-28 13:00:00,plain,\"a, b\",\r\n"
         "2,2026-11-28T13:00:00.5Z,\"\",  blanks  ,\"\"\r\n"
         "   \r\n"
@@ -60,7 +60,9 @@ def write_csv(folder: Path) -> Path:
         "5,soon,no time,,\n"
         "6,,no time,,\n"
         "7,2026-02-30,no such day,,\n"
-        "8,2019-06-15 02:30:00.123456,long past,,".encode()
+        "8,2019-06-15 02:30:00.123456,long past,,\n"
+        "9,2026-11-28 13:05,without seconds,,\n"
+        "10,2026-11-28T13:05,without seconds,,".encode()
     )  # fmt: skip
     return path
 
@@ -157,8 +159,14 @@ def compare(spark: SparkSession, path: Path, plan: SchedulePlan, zone: str = "UT
 
 def test_both_engines_make_the_same_messages_of_csv(spark: SparkSession, tmp_path: Path) -> None:
     path = write_csv(tmp_path)
-    assert compare(spark, path, plan_of(at_column="due", header_columns=("text",))) == 9
-    assert compare(spark, path, plan_of(at_column="due", name="again", body_column="text"), BERLIN) == 9
+    assert compare(spark, path, plan_of(at_column="due", header_columns=("text",))) == 11
+    assert compare(spark, path, plan_of(at_column="due", name="again", body_column="text"), BERLIN) == 11
+
+
+def test_neither_engine_gives_a_due_time_if_no_row_has_one(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_text("due\nsoon\nlater\n")
+    assert compare(spark, path, plan_of(at_column="due")) == 2
 
 
 def test_both_engines_make_the_same_messages_of_json(spark: SparkSession, tmp_path: Path) -> None:

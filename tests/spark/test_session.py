@@ -38,7 +38,8 @@ def test_without_java_it_says_what_to_install(tmp_path: Path) -> None:
     )
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr == (
-        "bide: Spark needs Java 17 or later, but found none: install it, or set JAVA_HOME to its folder\n"
+        "bide: Spark needs Java 17 or later, but found none: install it, or set JAVA_HOME to its folder; "
+        "Spark is needed because --engine spark was given\n"
     )
 
 

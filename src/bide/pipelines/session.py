@@ -46,7 +46,13 @@ _BIDE_ERROR: Final = re.compile(
 
 @contextmanager
 def session(
-    master: str | None, *, name: str, configuration: Mapping[str, str], time_zone: str, quiet: bool = True
+    master: str | None,
+    *,
+    name: str,
+    configuration: Mapping[str, str],
+    time_zone: str,
+    quiet: bool = True,
+    reason: str | None = None,
 ) -> Iterator[SparkSession]:
     """Start a Spark session, and stop it at the end. If there is one already, use it and leave it running.
 
@@ -57,6 +63,7 @@ def session(
         configuration: Spark configuration properties, which override those that this function sets.
         time_zone: the time zone of timestamps without an offset.
         quiet: suppress the output of Spark and its JVM.
+        reason: why Spark is needed, for the error if Java is missing; None to leave it out.
 
     Raises:
         InvalidInputError: PySpark is missing, Java is missing or too old, or the time zone is unknown.
@@ -95,7 +102,8 @@ def session(
             # Checked only after a failure, because asking Java for its release takes as long as starting it.
             if (why_not := missing()) is None:
                 raise
-            raise InvalidInputError(why_not) from error
+            needed = "" if reason is None else f"; Spark is needed because {reason}"
+            raise InvalidInputError(f"{why_not}{needed}") from error
     # py4j logs each error that it raises, and PySpark logs errors of queries once more, as JSON.
     for noisy in (logging.getLogger("py4j"), PySparkLogger.getLogger("SQLQueryContextLogger")):
         noisy.setLevel(logging.CRITICAL)

@@ -305,9 +305,10 @@ def _csv(files: list[Path]) -> pa.Table:
         lines = [line for line in _lines(file) if line.strip(_BLANKS)]
         if not lines:
             raise NeedsSparkError(f"{file} is empty")
-        header = [one or "" for one in _cells(file, lines[0])]
-        if not all(header) or (names is not None and header != names):
-            raise NeedsSparkError(f"{file} has a column without a name, or other columns than the first file")
+        # Spark names a column without a name by its place.
+        header = [one or f"_c{place}" for place, one in enumerate(_cells(file, lines[0]))]
+        if names is not None and header != names:
+            raise NeedsSparkError(f"{file} has other columns than the first file")
         names = header
         for line in lines[1:]:
             cells = _cells(file, line)

@@ -14,7 +14,7 @@ from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.small_table import spark_name
 
 _TIME: Final = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d:\d\d)(?:\.(\d{1,6}))?(Z|[+-](?:0\d|1[0-4]):[0-5]\d)?)?", re.ASCII
+    r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?(Z|[+-](?:0\d|1[0-4]):[0-5]\d)?)?)?", re.ASCII
 )
 """The forms of times in text that this module reads. Spark reads more forms, all of which have a digit."""
 
@@ -84,9 +84,11 @@ def _time_in(name: str, text: str, zone: tzinfo) -> datetime | None:
         return None
     match = _TIME.fullmatch(text)
     if match is None or match[1].startswith("0000"):
-        raise NeedsSparkError(f"the column {name!r} has {text[:40]!r}, which is not a time in ISO 8601 with seconds")
-    day, clock, fraction, offset = match.groups()
-    plain = f"{day}T{clock or '00:00:00'}.{(fraction or '').ljust(6, '0')}"
+        raise NeedsSparkError(
+            f"the column {name!r} has {text[:40]!r}, which is not a time in ISO 8601 (like 2026-12-24T18:00:00)"
+        )
+    day, clock, seconds, fraction, offset = match.groups()
+    plain = f"{day}T{clock or '00:00'}:{seconds or '00'}.{(fraction or '').ljust(6, '0')}"
     try:
         if clock is not None and clock.startswith("24"):
             return None  # Python 3.14 accepts the hour 24, and Spark does not.

@@ -114,7 +114,7 @@ def audit(
     session: AbstractContextManager[Any] = nullcontext()
     if engine.is_spark:
         refuse_without_spark(engine)
-        session = choice.open_session("bide pipeline audit", quiet=not settings.verbosity)
+        session = choice.open_session("bide pipeline audit", engine, quiet=not settings.verbosity)
     with folder.lock(), session as spark, _collect_signals() as received:
         while not received:
             began = time.monotonic()

@@ -51,11 +51,18 @@ class EngineChoice:
         """Whether a Spark session would look up a path without a scheme on this machine."""
         return reads_local_paths(self.master, self.configuration)
 
-    def open_session(self, name: str, *, quiet: bool) -> AbstractContextManager[SparkSession]:
+    def open_session(self, name: str, engine: Engine, *, quiet: bool) -> AbstractContextManager[SparkSession]:
         """Open a Spark session with these options, as :func:`bide.pipelines.session.session` does."""
         from bide.pipelines.session import session
 
-        return session(self.master, name=name, configuration=self.configuration, time_zone=self.time_zone, quiet=quiet)
+        return session(
+            self.master,
+            name=name,
+            configuration=self.configuration,
+            time_zone=self.time_zone,
+            quiet=quiet,
+            reason=engine.reason,
+        )
 
     def forced(self) -> Engine | None:
         """The engine if the options or the environment decide; None if the input decides.

@@ -133,7 +133,7 @@ def plan(
     workload: Workload | ArrayWorkload
     if small is None:
         refuse_without_spark(engine)
-        with choice.open_session("bide pipeline plan", quiet=not settings.verbosity) as spark:
+        with choice.open_session("bide pipeline plan", engine, quiet=not settings.verbosity) as spark:
             workload, reports = _plan_with_spark(given, plan_levels, capacities, folders, spans, spark)
     else:
         workload, reports = small, _plan_in_process(small, plan_levels, capacities, folders, spans)

@@ -103,7 +103,7 @@ def replay(
             refuse_without_spark(engine)
             from bide.pipelines.session import spark_errors
 
-            with choice.open_session(name, quiet=not settings.verbosity) as spark, spark_errors():
+            with choice.open_session(name, engine, quiet=not settings.verbosity) as spark, spark_errors():
                 return job.work(spark)
     except job.interruptions:
         # Only now, because tasks may have recorded more parts until Spark stopped.

@@ -63,7 +63,7 @@ def report(
         engine, figures = _count_in_process(folder, choice, threshold)
     if figures is None:
         refuse_without_spark(engine)
-        with choice.open_session(f"bide pipeline report {folder}", quiet=not settings.verbosity) as spark:
+        with choice.open_session(f"bide pipeline report {folder}", engine, quiet=not settings.verbosity) as spark:
             figures = _count_with_spark(spark, folder, threshold)
     with progress("drawing"):
         write(figures, out=out, svg=svg, title=title)

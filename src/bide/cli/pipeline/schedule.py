@@ -120,7 +120,7 @@ def schedule(
     refuse_without_spark(engine)
     from bide.pipelines.session import read
 
-    with choice.open_session(f"bide pipeline schedule {source}", quiet=not settings.verbosity) as spark:
+    with choice.open_session(f"bide pipeline schedule {source}", engine, quiet=not settings.verbosity) as spark:
         output.finish(RowsOnSpark(read(spark, source, format=format, options=options), plan))
 
 

@@ -63,6 +63,8 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
     digested = digested_rows(rows, plan)
     due = due_of(digested, now)
     good = _have_good_headers(digested)
+    # least() ignores null, so that without a condition, rows without a due time would be due at the end of 9999.
+    capped = F.when(due.isNotNull(), F.least(due, literal(LATEST)))
     found = digested.agg(
         F.count(F.lit(1)).alias("rows"),
         F.coalesce(F.bit_xor(F.xxhash64(DIGEST)), F.lit(0)).alias("checksum"),
@@ -74,8 +76,8 @@ def survey(rows: DataFrame, plan: SchedulePlan, *, now: datetime, begun: datetim
         F.count_if(F.col("value").isNotNull() & good & (due < literal((begun or now) - OVERDUE_GRACE))).alias(
             "overdue"
         ),
-        F.unix_micros(F.least(F.min(due), literal(LATEST))).alias("first"),
-        F.unix_micros(F.least(F.max(due), literal(LATEST))).alias("last"),
+        F.unix_micros(F.min(capped)).alias("first"),
+        F.unix_micros(F.max(capped)).alias("last"),
     ).collect()[0]
     refuse_invalid_ids(digested, plan)
     counts = found.asDict()
