@@ -242,6 +242,7 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
         assert chromium.evaluate(whole)
 
     _use_keyboard(window, chromium)
+    _change_one(window, chromium)
 
     # Changes by conditions, from the list, with a count before.
     window.open("schedules?prefix=invoice%3A")
@@ -263,6 +264,23 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
         window.open("log", width=width)
         assert "cancel schedules" in window.text
         assert chromium.evaluate(whole), width
+
+
+def _change_one(window: Window, chromium: Browser) -> None:
+    window.open("schedules?key=digest")
+    state = "document.querySelector('main .badge')?.innerText"
+    window.click("Pause")
+    window.wait(f"{state} === 'paused'")
+    window.click("Resume")
+    window.wait(f"{state} === 'waiting'")
+    window.click("Edit")
+    window.wait("!!document.querySelector('dialog [name=every]')")
+    chromium.evaluate("document.querySelector('dialog [name=every]').value = '0 9 * * *'")
+    window.click("Store", "dialog")
+    window.wait("document.querySelector('main').innerText.includes('0 9 * * * Europe/Berlin')")
+    window.click("Run now")
+    window.click("Run now", "dialog")
+    window.wait("document.querySelector('#toasts').innerText.includes('digest: delivered now')")
 
 
 def press(chromium: Browser, key: str) -> None:
@@ -626,6 +644,11 @@ async def test_a_message_is_found_in_the_taps_and_its_hops_are_computed(vhost: V
 
 def _look_at_taps(window: Window, chromium: Browser) -> None:
     window.sign_in()
+    # The message that waits, in one slot of the clock.
+    assert chromium.evaluate("[...document.querySelectorAll('.dial .full')].map(one => one.ariaLabel).join()") == (
+        "1 message: 2\u00a0d"
+    )
+    assert "counted by the broker, up to 5 s ago" in window.text
     chromium.evaluate(
         "[...document.querySelectorAll('a')].find(one => one.innerText === 'Due times from the tap').click()"
     )
