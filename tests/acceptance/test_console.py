@@ -753,7 +753,7 @@ async def test_without_the_management_api_less_is_shown(vhost: Vhost) -> None:
                 assert "there is no tap" in (await page.get("tapped"))["tap"]["why"]
 
 
-async def test_the_console_shows_several_virtual_hosts(vhost: Vhost) -> None:
+async def test_the_console_shows_several_virtual_hosts(vhost: Vhost, chromium: Browser) -> None:
     other = f"{vhost.name}-other"
     url = vhost.broker.add_vhost(other)
     try:
@@ -766,8 +766,22 @@ async def test_the_console_shows_several_virtual_hosts(vhost: Vhost) -> None:
                 assert names == ["only-here.error"]
                 assert (await page.get("queues", vhost=vhost.name))["queues"] == []
                 await page.get("queues", 404, vhost="third")
+            await asyncio.to_thread(_change_vhost, Window(chromium, running.url), chromium, other)
     finally:
         vhost.broker.delete_vhost(other)
+
+
+def _change_vhost(window: Window, chromium: Browser, other: str) -> None:
+    window.sign_in()
+    window.open("failures")
+    has_queue = "[...document.querySelectorAll('main option')].some((one) => one.value === 'only-here.error')"
+    assert not chromium.evaluate(has_queue)
+    chromium.evaluate(f"document.querySelector('#top select').value = {json.dumps(other)}")
+    chromium.evaluate("document.querySelector('#top select').dispatchEvent(new Event('change'))")
+    window.wait(has_queue)
+    # The links of the page stay in the virtual host.
+    links = "[...document.querySelectorAll('#views a')].every((one) => one.hash.endsWith({}))"
+    assert chromium.evaluate(links.format(json.dumps(f"vhost={other}")))
 
 
 def test_what_cannot_work_ends_with_one_line(vhost: Vhost) -> None:
