@@ -76,6 +76,13 @@ def test_verify_has_a_status_for_each_finding(shell: Shell) -> None:
     shell.check(commands_of(block))
 
 
+def test_the_command_for_managed_brokers_checks_the_broker(shell: Shell) -> None:
+    shell.paste("bide topology apply point-to-point --queue orders && bide send x --to orders --in 1h")
+    ((_, command),) = blocks("docs/managed-brokers.md")
+    assert "delay verify" in command
+    assert "no harmful policy" in shell.paste(command)
+
+
 # -- clusters
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager
 from datetime import datetime
 from typing import Any, Final
 
@@ -71,7 +71,7 @@ async def groups(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
         raise InvalidInputError(f"by is {parameters.text('by')!r}: give exception, type or key")
     found, selection, now = Groups(by), selection_of(parameters), vhost.client.now()
     total = 0
-    async with aclosing(_queue(vhost, parameters).messages()) as messages:
+    async with _reading(vhost, parameters) as queue, aclosing(queue.messages()) as messages:
         async for message in messages:
             total += 1
             if selection.holds(message, now):
@@ -85,7 +85,8 @@ async def messages(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any
     """The first messages that match."""
     rows: list[dict[str, Any]] = []
     has_more = False
-    async with aclosing(_queue(vhost, parameters).messages(selection_of(parameters))) as found:
+    selection = selection_of(parameters)
+    async with _reading(vhost, parameters) as queue, aclosing(queue.messages(selection)) as found:
         async for one in found:
             if len(rows) == _MAX_LISTED:
                 has_more = True
@@ -96,12 +97,14 @@ async def messages(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any
 
 async def details(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """Everything that is known about one message."""
-    return values_of(await _queue(vhost, parameters).get(parameters.required("id")))
+    async with _reading(vhost, parameters) as queue:
+        return values_of(await queue.get(parameters.required("id")))
 
 
 async def count(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
     """The number of messages that match, and of those that a retry would send to each of the 20 largest queues."""
-    summary = await _queue(vhost, parameters).summary(selection_of(parameters))
+    async with _reading(vhost, parameters) as queue:
+        summary = await queue.summary(selection_of(parameters))
     return {"count": summary.total, "queues": dict(summary.by["queue"].most_common(20))}
 
 
@@ -143,13 +146,14 @@ async def edit(vhost: ConsoleVhost, parameters: Parameters) -> dict[str, Any]:
         raise InvalidInputError(f"body is of the type {type(body).__name__}: give a string")
     if not isinstance(headers, dict) or not all(isinstance(one, str) for one in headers.values()):
         raise InvalidInputError("headers is not an object whose values are strings: give one")
-    message_id = await _queue(vhost, parameters).edit(
-        parameters.required("id"),
-        body=None if body is None else body.encode(),
-        headers=headers,
-        without=frozenset(parameters.texts("without")),
-        to=parameters.text("to"),
-    )
+    async with _reading(vhost, parameters) as queue:
+        message_id = await queue.edit(
+            parameters.required("id"),
+            body=None if body is None else body.encode(),
+            headers=headers,
+            without=frozenset(parameters.texts("without")),
+            to=parameters.text("to"),
+        )
     return {"message_id": message_id}
 
 
@@ -215,6 +219,13 @@ def _text(selection: Selection, over: str | None) -> str:
 
 def _queue(vhost: ConsoleVhost, parameters: Parameters) -> ErrorQueue:
     return vhost.error_queue(parameters.text("queue") or "error", parameters.operator)
+
+
+@asynccontextmanager
+async def _reading(vhost: ConsoleVhost, parameters: Parameters) -> AsyncIterator[ErrorQueue]:
+    queue = _queue(vhost, parameters)
+    async with vhost.reading(queue.queue):
+        yield queue
 
 
 def _summary(one: FailedMessage) -> dict[str, Any]:

@@ -87,7 +87,8 @@ async def _failed(vhost: ConsoleVhost, text: str, operator: str) -> tuple[list[d
     found: list[dict[str, Any]] = []
     for name in names:
         try:
-            message = await vhost.error_queue(name, operator).get(text)
+            async with vhost.reading(name):
+                message = await vhost.error_queue(name, operator).get(text)
         except NotFoundError:
             places.append(_place(f"queue {name}", looked=True, note="exact: no message with this id"))
         except TargetNotFoundError:

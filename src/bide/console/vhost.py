@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from types import TracebackType
 from typing import Final, Self
+from weakref import WeakValueDictionary
 
 from bide.admin.locate import management_api
 from bide.amqp.connection import Connection
@@ -53,6 +54,7 @@ class ConsoleVhost:
     _stack: AsyncExitStack = field(init=False, default_factory=AsyncExitStack)
     _connection: Connection | None = field(init=False, default=None)
     _opening: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
+    _reading: WeakValueDictionary[str, asyncio.Lock] = field(init=False, default_factory=WeakValueDictionary)
 
     @property
     def name(self) -> str:
@@ -108,6 +110,13 @@ class ConsoleVhost:
     def error_queue(self, queue: str, operator: str) -> ErrorQueue:
         """An error queue whose operations are recorded with the name of the operator."""
         return ErrorQueue(self.client, queue, management_url=self.management_url, operator=operator)
+
+    @asynccontextmanager
+    async def reading(self, queue: str) -> AsyncIterator[None]:
+        """Read a queue in the block while no other view reads it: a reader holds the messages until it ends."""
+        lock = self._reading.setdefault(queue, asyncio.Lock())
+        async with lock:
+            yield
 
     @asynccontextmanager
     async def recorded(

@@ -19,7 +19,7 @@ const OUTCOMES = {
 export const report = (result) => toast(`${result.key}: ${OUTCOMES[result.outcome] ?? result.outcome}`, ["too-late", "not-found", "changed", "forgotten"].includes(result.outcome) ? "bad" : "");
 
 export const timeFields = () => [
-  field("Delay from now, such as 90s, 2h or 3d", h("input", { name: "delay", placeholder: "2h", autocomplete: "off" })),
+  field("Delay from now, such as 90s, 2h or 3d", h("input", { name: "delay", autocomplete: "off" })),
   field("or a due time", h("input", { name: "at", type: "datetime-local", step: "1" })),
 ];
 

@@ -3,9 +3,8 @@
 import { h, s, replace } from "./dom.js";
 import { clock, day, duration, niceSteps, number, quantity, targetName } from "./format.js";
 
-const HEIGHT = 260;
+const FLOOR = 224;
 const TOP = 20;
-const BOTTOM = 36;
 const LEFT = 48;
 const RIGHT = 12;
 const LABEL = 72;
@@ -54,8 +53,8 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
     const sums = Array.from({ length: data.number }, (_, place) => data.targets.reduce((sum, one) => sum + one.counts[place], 0));
     const steps = niceSteps(Math.max(...sums, 1));
     const highest = Math.max(...sums, steps.at(-1), 1);
-    const y = (value) => TOP + (1 - value / highest) * (HEIGHT - TOP - BOTTOM);
-    const floor = y(0);
+    const y = (value) => TOP + (1 - value / highest) * (FLOOR - TOP);
+    const floor = FLOOR;
     const bars = [];
     for (let place = 0; place < data.number; place++) {
       let sum = 0;
@@ -76,6 +75,7 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
     // Times of a day have its date below the first label and below each midnight.
     const dated = new Set(length >= 86400000 ? [] : labels.filter((at, place) => place === 0 || clock(at) === "00:00:00"));
     if (dated.size > 1 && x([...dated][1]) - x(labels[0]) < LABEL) dated.delete(labels[0]);
+    const height = FLOOR + (dated.size ? 36 : 24);
     // A label at an edge stays in the picture.
     const label = (at, bottom, text) =>
       s("text", { x: Math.min(x(at), width - text.length * 3.6), y: bottom, "text-anchor": "middle" }, text);
@@ -84,7 +84,7 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
     const svg = s(
       "svg",
       {
-        viewBox: `0 0 ${width} ${HEIGHT}`, height: HEIGHT, tabindex: "0", role: "application",
+        viewBox: `0 0 ${width} ${height}`, height, tabindex: "0", role: "application",
         "aria-label": `${quantity(data.total, noun)} by due time and target. Left and right move, plus and minus zoom, Enter ${enter}.`,
       },
       steps.map((value) => [

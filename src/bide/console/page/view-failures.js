@@ -11,7 +11,7 @@ export async function show(page, context) {
   if (parameters.id) return showOne(page, context);
   const running = h("div", {});
   const box = h("div", {});
-  const total = h("div", { class: "split" });
+  const total = h("div", { class: "split level" });
   const queues = context.get("queues");
   replace(page, head("Failures", "Messages in error and dead-letter queues. Viewing messages does not remove them from a queue.",
     h("button", { type: "button", onclick: context.again }, "Refresh")), running, box, total);
@@ -30,17 +30,13 @@ export async function show(page, context) {
   replace(
     box,
     found.why ? notice(found.why, "warn") : null,
-    h("form", { class: "filter", onsubmit: (event) => {
-      event.preventDefault();
-      context.go("failures", { queue: other.value || queue, by });
-    } },
+    h("form", { class: "filter", onsubmit: (event) => event.preventDefault() },
       field("Queue", choice),
       field("Group by", h("select", { onchange: (event) => context.go("failures", { queue, by: event.target.value }) },
         [["exception", "exception"], ["type", "message type"], ["key", "key"]].map(([one, text]) => h("option", { value: one, selected: one === by }, text)))),
     ),
     groups,
   );
-  const other = choice;
   load = () => readGroups(groups, total, context, queue, by, follow);
   await load();
 }
@@ -187,17 +183,17 @@ async function showOne(page, context) {
   const follow = (changed) => watch(running, context, changed, () => {});
   replace(
     page,
-    h("p", {}, h("a", { href: context.link("failures", { queue, by }) }, "← Failures")),
+    h("p", { class: "back" }, h("a", { href: context.link("failures", { queue, by }) }, "← Failures")),
     h("div", { class: "head" },
       h("div", {}, h("h1", { class: "break" }, one.exception ?? one.reason), h("p", { class: "break" }, one.text ?? "")),
       h("div", { class: "row" }, editing(context, queue, one), operations(context, queue, { ids: [one.id] }, follow))),
     running,
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "Failure"), facts([
-        ["failed on", one.queue], ["reason", one.reason], ["at", one.failed_at ? `${time(one.failed_at)} (${relative(one.failed_at)})` : null],
-        ["endpoint", one.endpoint], ["host", one.host], ["caused by", one.inner_exception ? `${one.inner_exception}: ${one.inner_text ?? ""}` : null],
-        ["type", one.type], ["message id", one.message_id], ["id", one.id], ["key", one.key ? h("a", { href: context.link("find", { text: one.key }) }, one.key) : null],
-        ["sent by", one.sent_by], ["first sent to", one.exchange ? `exchange ${one.exchange}, ${one.routing_key}` : one.routing_key],
+        ["Failed on", one.queue], ["Reason", one.reason], ["At", one.failed_at ? `${time(one.failed_at)} (${relative(one.failed_at)})` : null],
+        ["Endpoint", one.endpoint], ["Host", one.host], ["Caused by", one.inner_exception ? `${one.inner_exception}: ${one.inner_text ?? ""}` : null],
+        ["Type", one.type], ["Message id", one.message_id ? h("code", {}, one.message_id) : null], ["Id", h("code", {}, one.id)], ["Key", one.key ? h("a", { href: context.link("find", { text: one.key }) }, one.key) : null],
+        ["Sent by", one.sent_by], ["First sent to", one.exchange ? `exchange ${one.exchange}, ${one.routing_key}` : one.routing_key],
       ])),
       h("section", { class: "card" }, h("h2", {}, "Body"), body(one.body))),
     h("section", { class: "card" }, h("h2", {}, "Stack trace"), one.stack ? h("pre", { class: "trace" }, one.stack) : h("p", { class: "quiet" }, "The message has no stack trace. Messages that the broker dead-lettered have none.")),
@@ -205,6 +201,7 @@ async function showOne(page, context) {
       h("section", { class: "card" }, h("h2", {}, "Headers"), values(one.headers)),
       h("section", { class: "card" }, h("h2", {}, "Properties"), values(one.properties), one.deaths.length ? [h("h2", {}, "Dead-lettered"), values(one.deaths)] : null)),
     h("section", { class: "card flat" },
+      h("h2", { class: "title" }, group ? "Messages of this group" : "Messages of this queue"),
       table([
         ["Message", (row) => h("a", { class: "mono", href: context.link("failures", { queue, id: row.id, group, by }) }, row.id)],
         ["Type", (row) => h("span", { class: "break" }, row.type ?? "")],

@@ -8,7 +8,7 @@ import { state } from "./view-schedules.js";
 
 export async function show(page, context) {
   const { parameters } = context;
-  const text = h("input", { name: "text", value: parameters.text ?? "", placeholder: "invoice:42", autocomplete: "off", spellcheck: "false" });
+  const text = h("input", { name: "text", value: parameters.text ?? "", placeholder: "such as invoice:42", autocomplete: "off", spellcheck: "false" });
   const result = h("div", {});
   replace(
     page,
@@ -76,13 +76,13 @@ function tapped(one) {
   return h("section", { class: "card" },
     h("h2", { class: "break" }, one.message_id),
     facts([
-      ["target", one.target ? targetName(one.target) : null],
-      ["due", one.due ? `${time(one.due)} (${relative(one.due)})` : "not in its headers"],
-      ["late by", one.due && one.delivered_at ? duration(Math.max(one.delivered_at - one.due, 0)) : null],
+      ["Target", one.target ? targetName(one.target) : null],
+      ["Due", one.due ? `${time(one.due)} (${relative(one.due)})` : "not in its headers"],
+      ["Late by", one.due && one.delivered_at ? duration(Math.max(one.delivered_at - one.due, 0)) : null],
     ]),
     h("ol", { class: "hops" },
       one.scheduled_at ? hop("seen", "Scheduled", `seen by the tap at ${time(one.scheduled_at)}`) : hop("computed", "Scheduled", "not among the messages that were read"),
-      hops.map((step) => hop(step.is_here ? "here" : "computed", step.to, `${step.is_here ? "computed: here now, " : "computed: "}from ${time(step.from)} for ${duration(step.wait)}`)),
+      hops.map((step) => hop(step.is_here ? "computed here" : "computed", step.to, `${step.is_here ? "computed: here now, " : "computed: "}from ${time(step.from)} for ${duration(step.wait)}`)),
       one.delivered_at ? hop("seen", "Due", `seen by the tap at ${time(one.delivered_at)}`) : hop("computed", "Due", one.due ? `computed: ${time(one.due)}` : "not seen by the tap")));
 }
 

@@ -30,7 +30,7 @@ const details = (one) => ask({
   title: `${one.operation} · ${one.queue}`,
   wide: true,
   text: h("div", {},
-    facts([["when", time(one.at)], ["ended", one.ended ? time(one.ended) : "not recorded"], ["who", one.who], ["broker user", one.user], ["messages recorded", one.ids ? number(one.ids) : null], ["run", one.run]]),
+    facts([["When", time(one.at)], ["Ended", one.ended ? time(one.ended) : "not recorded"], ["Who", one.who], ["Broker user", one.user], ["Messages recorded", one.ids ? number(one.ids) : null], ["Run", one.run ? h("code", {}, one.run) : null]]),
     h("h3", {}, "Chosen"), values(one.details), h("h3", {}, "Result"), values(one.result)),
 });
 

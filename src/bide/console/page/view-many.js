@@ -27,8 +27,8 @@ const local = (text) => {
 export async function show(page, context) {
   const { parameters } = context;
   const inputs = {
-    prefix: h("input", { value: parameters.prefix ?? "", placeholder: "invoice:", autocomplete: "off" }),
-    to: h("input", { value: parameters.to ?? "", placeholder: "reminders", autocomplete: "off" }),
+    prefix: h("input", { value: parameters.prefix ?? "", placeholder: "such as invoice:", autocomplete: "off" }),
+    to: h("input", { value: parameters.to ?? "", placeholder: "such as reminders", autocomplete: "off" }),
     exchange: h("input", { value: parameters.exchange ?? "", autocomplete: "off" }),
     due_from: h("input", { type: "datetime-local", step: "1", value: local(parameters.due_from) }),
     due_before: h("input", { type: "datetime-local", step: "1", value: local(parameters.due_before) }),

@@ -20,7 +20,7 @@ function undeliverable(card, found, context) {
   const waiting = found.queues.filter((one) => one.messages);
   replace(
     card,
-    h("div", { class: "split" }, h("div", {}, h("h2", {}, "Undeliverable messages"), source("exact", "counted by the broker just now"))),
+    h("div", { class: "split" }, h("div", {}, h("h2", {}, "Undeliverable messages"), source("counted", "counted by the broker just now"))),
     waiting.length
       ? waiting.map((one) => h("div", { class: "split" },
           h("div", {}, h("b", {}, quantity(one.messages, "message")), h("div", { class: "mono break" }, one.name)),

@@ -14,8 +14,8 @@ export async function show(page, context) {
   const { parameters } = context;
   if (parameters.key) return showOne(page, context);
   const given = Object.fromEntries(["prefix", "to", "exchange", "due_from", "due_before", "recurring", "after"].map((one) => [one, parameters[one]]));
-  const prefix = h("input", { name: "prefix", value: parameters.prefix ?? "", placeholder: "invoice:", autocomplete: "off" });
-  const to = h("input", { name: "to", value: parameters.to ?? "", placeholder: "reminders", autocomplete: "off" });
+  const prefix = h("input", { name: "prefix", value: parameters.prefix ?? "", placeholder: "such as invoice:", autocomplete: "off" });
+  const to = h("input", { name: "to", value: parameters.to ?? "", placeholder: "such as reminders", autocomplete: "off" });
   const recurring = h("input", { name: "recurring", type: "checkbox", checked: parameters.recurring === "1" });
   const list = h("section", { class: "card flat" }, h("div", { class: "empty" }, "Asking the gates…"));
   replace(
@@ -62,7 +62,7 @@ export async function show(page, context) {
   const chosen = { prefix: given.prefix, to: given.to, exchange: given.exchange, due_from: given.due_from, due_before: given.due_before };
   const isAll = !Object.values(chosen).some(Boolean);
   page.append(
-    h("div", { class: "split" },
+    h("div", { class: "split level" },
       source("exact", count === null ? "exact, from the index of the gates" : `${count} in all: exact, from the index of the gates`),
       h("div", { class: "row" },
         // A change of many has no condition for recurring schedules.
@@ -85,19 +85,19 @@ async function showOne(page, context) {
   }
   replace(
     page,
-    h("p", {}, h("a", { href: context.link("schedules") }, "← Schedules")),
+    h("p", { class: "back" }, h("a", { href: context.link("schedules") }, "← Schedules")),
     h("div", { class: "head" }, h("div", {}, h("h1", { class: "break" }, one.key), h("div", { class: "row" }, state(one), source("exact", "exact, from the index of the gates"))),
       h("div", { class: "row" }, one.state === "under-way" ? null : edit(context, one, context.again), actions(context, one, context.again))),
     h("div", { class: "columns" },
       h("section", { class: "card" }, h("h2", {}, "Schedule"), facts([
-        ["due", `${time(one.due)} (${relative(one.due)})`],
-        ["target", target(one)],
-        ["routing key", one.routing_key],
-        ["runs", one.every ? `${one.every} ${one.time_zone ?? ""}` : "once"],
-        ["under way", one.under_way.join(", ")],
-        ["version", h("code", {}, one.version ?? "none")],
-        ["id", h("code", {}, one.id)],
-        ["partition", String(one.partition)],
+        ["Due", `${time(one.due)} (${relative(one.due)})`],
+        ["Target", target(one)],
+        ["Routing key", one.routing_key],
+        ["Runs", one.every ? [rule(one.every), ` ${one.time_zone ?? ""}`] : "once"],
+        ["Under way", one.under_way.join(", ")],
+        ["Version", h("code", {}, one.version ?? "none")],
+        ["Id", h("code", {}, one.id)],
+        ["Partition", String(one.partition)],
       ])),
       one.every ? h("section", { class: "card" }, h("h2", {}, "Next runs"),
         source("computed", "computed from the rule; the first one is exact"),
