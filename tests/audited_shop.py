@@ -20,6 +20,7 @@ from bide.endpoint import Event
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import run as run_audit
 from bide.pipelines.audit.sources import find_sources
+from bide.pipelines.audit.table_format import TableFormat
 from bide.topology import Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
@@ -32,9 +33,10 @@ EVENTS: Final = "bide.events"
 class AuditedShop:
     """A virtual host with a tapped clock, an endpoint that fails, and the folder of an audit."""
 
-    def __init__(self, vhost: Vhost, tmp_path: Path) -> None:
+    def __init__(self, vhost: Vhost, tmp_path: Path, *, table_format: TableFormat = "parquet") -> None:
         self.url, self.port = vhost.url, stream_port(vhost.broker)
-        self.folder, self.ledger = Folder(str(tmp_path / "audit")), tmp_path / "ledger"
+        self.folder = Folder(str(tmp_path / "audit"), table_format=table_format)
+        self.ledger = tmp_path / "ledger"
         asyncio.run(self._put())
 
     async def _put(self) -> None:

@@ -7,20 +7,24 @@ import sys
 from collections import Counter as Multiset
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 import bide
 from bide.cli.app import run
 from bide.delay.taps import Retention, taps_of
 from bide.error_queues import ErrorQueue, Selection
 from bide.errors import FolderInUseError, InvalidInputError
+from bide.pipelines.audit.columns import FACT_COLUMNS, arrow_schema
+from bide.pipelines.audit.storage import open_storage
 from bide.pipelines.replay import tap_reader
 from bide.pipelines.replay.choices import Choices
 from bide.pipelines.replay.from_audit import chosen_of, failures, find
 from bide.topology import Queue, Topology
-from tests.audited_shop import AuditedShop, check_that_a_limit_counts_only_available_messages, fill
+from tests.audited_shop import AuditedShop, check_that_a_limit_counts_only_available_messages, events, fill
 from tests.broker.conftest import SMALL_CLOCK
 from tests.spark.receiving import drain, drain_all, rest
 from tests.spark.spark_processes import LOCAL, started
@@ -115,6 +119,51 @@ def test_discarded_messages_are_replayed_once(
     assert "replayed 2 messages" in capsys.readouterr().out
     assert {one.message_id for one in drain(shop.url, "orders", 2)} == {"d1", "p"}
     assert rest(shop.url, "orders") == []
+
+
+def test_messages_of_delta_tables_are_replayed_once_by_both_engines(
+    spark: SparkSession,
+    vhost: Vhost,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shop = AuditedShop(vhost, tmp_path, table_format="delta")
+    fill(shop, 4)
+
+    async def expire(client: bide.Client) -> None:
+        await client.publish_many(events("expired", range(1, 3)))
+        await client.publish_many(events("processed", range(3, 4)))
+
+    shop.work(expire)
+    shop.audit()
+    # The files of a batch that was dropped stay in the folder, and are not in the table.
+    storage = open_storage(shop.folder)
+    rows = storage.read("failed", arrow_schema(FACT_COLUMNS["failed"]))
+    storage.append(rows.set_column(0, "message_id", pa.array(["dropped"] * rows.num_rows)), "failed", 99)
+    storage.drop_batch("failed", 99)
+    files = list(Path(shop.folder.path("failed")).rglob("*.parquet"))
+    assert any("dropped" in parquet.ParquetFile(one).read()["message_id"].to_pylist() for one in files)
+
+    def replay(*arguments: str) -> dict[str, Any]:
+        assert shop.replay(*arguments, "--json") == 0
+        done: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return done
+
+    for engine in ("local", "spark"):
+        seen = replay("--engine", engine, "--dry-run")
+        assert (seen["messages"], seen["queues"], seen["engine"]) == (3, {"orders": 3}, engine)
+    expired = replay("--engine", "local", "--where", "reason = 'expired'", "--limit", "1")
+    assert (expired["sent"], expired["engine"]) == (1, "local")
+    others = replay("--where", "attempts >= 1")
+    assert (others["sent"], others["engine"]) == (2, "spark")
+    assert {one.message_id for one in drain(shop.url, "orders", 3)} == {"m0", "m1", "m2"}
+    assert rest(shop.url, "orders") == []
+    assert [replay("--engine", one)["sent"] for one in ("local", "spark")] == [0, 0]
+    monkeypatch.setitem(sys.modules, "deltalake", None)
+    for engine in ("local", "spark"):
+        assert shop.replay("--engine", engine) == 2
+        assert "Delta tables need the package deltalake: pip install 'bide[delta]'" in capsys.readouterr().err
 
 
 def test_a_replayed_message_equals_that_of_a_retry(shop: AuditedShop, capsys: pytest.CaptureFixture[str]) -> None:

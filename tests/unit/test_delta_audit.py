@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
+from deltalake import DeltaTable, TableFeatures
 from pyarrow import fs, parquet
 
 from bide.cli import app as cli
@@ -309,6 +309,74 @@ def test_many_rounds_leave_few_files(folder: Folder, monkeypatch: pytest.MonkeyP
         assert max(some[12:]) <= max(some[:12]) < 30
 
 
+def number_of_calls(work: Callable[[], object]) -> int:
+    """The number of calls in Python, and of Python's extensions: a measure of work that has no noise."""
+    calls = 0
+
+    def count(_: object, event: str, __: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+def test_a_round_costs_the_same_after_a_longer_history(tmp_path: Path, table_format: TableFormat) -> None:
+    """It has all tables of facts, of which the round adds to those of one day."""
+    calls = {}
+    for days in (2, 40):
+        folder = new_folder(tmp_path / str(days), table_format)
+        storage, audit = open_storage(folder), SmallAudit(folder)
+        history = tuple(YESTERDAY - timedelta(days=one) for one in range(days))
+        for table in FACT_COLUMNS:
+            storage.append(facts(table, "a", "b", days=history), table, 0)
+
+        def run_round(folder: Folder = folder, audit: SmallAudit = audit) -> None:
+            tables = {name: facts(name, "c") for name in ("scheduled", "delivered")}
+            assert audit.refresh([append(folder, 1, **tables)], now=NOON) == {TODAY}
+            audit.compact({TODAY})
+
+        calls[days] = number_of_calls(run_round)
+        assert ids_in(folder, "messages") == ["c"]
+    assert calls[40] < 1.1 * calls[2]
+
+
+def test_files_to_delete_are_looked_for_more_rarely_in_larger_tables(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Because that lists all files of a table. A storage lives for one round."""
+    monkeypatch.setattr(delta_storage, "RETENTION", timedelta(0))
+    monkeypatch.setattr(delta_storage, "VACUUM_FILES", 2)
+    monkeypatch.setattr(delta_storage, "FILES_PER_VERSION", 5)
+    listed = []
+    vacuum = DeltaTable.vacuum
+
+    def counted(table: DeltaTable, *args: Any, **options: Any) -> list[str]:
+        listed.append(Path(table.table_uri).name)
+        return vacuum(table, *args, **options)
+
+    monkeypatch.setattr(DeltaTable, "vacuum", counted)
+    days = tuple(TODAY - timedelta(days=one) for one in range(30))
+    open_storage(folder).append(facts("delivered", "old", days=days), "delivered", 0)
+    for batch in range(24):
+        storage = open_storage(folder)
+        for table in ("scheduled", "delivered"):
+            storage.replace_days(facts(table, f"m-{batch}"), table, {TODAY}, batch=batch)
+        storage.compact({TODAY})
+    # Each time twice: a look at what would be deleted, and the deletion.
+    assert listed.count("delivered") <= 2 * 24 // (30 // 5)
+    assert listed.count("scheduled") >= 24 // 2
+    assert {len(list(Path(folder.path(name), f"day={TODAY}").iterdir())) <= 8 for name in set(listed)} == {True}
+    listed.clear()
+    open_storage(folder).compact(set())
+    assert listed == []
+
+
 def test_readers_take_the_newest_version_of_each_table(folder: Folder, tmp_path: Path) -> None:
     """The folder still has the files of earlier versions."""
     audit_twice(folder)
@@ -357,6 +425,21 @@ def test_spark_and_uris_are_refused(folder: Folder, capsys: pytest.CaptureFixtur
     for character in "[]^|\\%\t":
         with pytest.raises(InvalidInputError, match=r"^Delta tables cannot be in .*: name another folder$"):
             Folder(f"/audits/a{character}b", table_format="delta")
+
+
+def test_a_table_that_another_program_has_changed_is_refused(folder: Folder) -> None:
+    """With deletion vectors, its files have rows that are not in the table."""
+    audit_twice(folder)
+    table = DeltaTable(folder.path("failed"))
+    table.alter.add_feature(TableFeatures.DeletionVectors, allow_protocol_versions_increase=True)
+    expected = (
+        r"/failed needs readers of version 3, because another program has changed it, and bide supports version 1"
+    )
+    with pytest.raises(InvalidInputError, match=expected), fact_tables(folder):
+        pytest.fail("it was read")
+    note = append(folder, 2, scheduled=facts("scheduled", "d"))
+    with pytest.raises(InvalidInputError, match=expected):
+        SmallAudit(folder).refresh([note], now=NOON)
 
 
 def test_a_missing_package_is_named(

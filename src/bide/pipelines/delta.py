@@ -5,9 +5,14 @@ from __future__ import annotations
 import posixpath
 from typing import Any, Final
 
+import pyarrow as pa
 from pyarrow import fs
 
 from bide.errors import InvalidInputError
+
+_READER_VERSION: Final = 1
+"""The version of Delta's protocol for readers of the tables that bide writes: without deletion vectors and mappings of
+columns."""
 
 _LOG: Final = "_delta_log"
 _NOT_IN_PATHS: Final = "[]^|\\%"
@@ -45,7 +50,7 @@ def delta_files(files: fs.FileSystem, path: str) -> list[str] | None:
     can read them.
 
     Raises:
-        InvalidInputError: deltalake is not installed, or cannot read the table, or the table is not on this machine.
+        InvalidInputError: deltalake is not installed, or the table cannot be read, or is not on this machine.
     """
     if not is_delta_table(files, path):
         return None
@@ -55,7 +60,21 @@ def delta_files(files: fs.FileSystem, path: str) -> list[str] | None:
     if not deltalake.DeltaTable.is_deltatable(path):
         return []  # A process was killed while it created the table.
     try:
-        found: list[str] = deltalake.DeltaTable(path).get_add_actions().column("path").to_pylist()
+        opened = deltalake.DeltaTable(path)
     except deltalake.exceptions.DeltaError as error:
         raise InvalidInputError(f"the Delta table {path} cannot be read: {error}; name another folder") from error
-    return sorted(found)
+    return sorted(newest_files(opened, path).column("path").to_pylist())
+
+
+def newest_files(opened: Any, path: str) -> pa.Table:
+    """The files of an opened Delta table, with the columns ``path`` (relative), ``size_bytes`` and ``partition.*``.
+
+    Raises:
+        InvalidInputError: another program has changed the table, so that these files are not all there is to it.
+    """
+    if (version := opened.protocol().min_reader_version) > _READER_VERSION:
+        raise InvalidInputError(
+            f"the Delta table {path} needs readers of version {version}, because another program has changed it, and "
+            f"bide supports version {_READER_VERSION}: name another folder"
+        )
+    return pa.table(opened.get_add_actions(flatten=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Collection, Mapping
 from datetime import date, timedelta
@@ -21,7 +22,7 @@ from bide.pipelines.audit.columns import (
     arrow_schema,
 )
 from bide.pipelines.audit.queries import BATCH
-from bide.pipelines.delta import import_deltalake
+from bide.pipelines.delta import import_deltalake, newest_files
 
 if TYPE_CHECKING:
     from bide.pipelines.audit.folder import Folder
@@ -35,6 +36,11 @@ CHECKPOINT_INTERVAL: Final = 20
 VACUUM_FILES: Final = 20
 """The number of expired files from which they are deleted. A deletion writes two versions."""
 
+FILES_PER_VERSION: Final = 20
+"""A look for expired files lists the whole folder of a table. With this number of files for each version since the last
+look, its cost for a version does not depend on the number of files."""
+
+_VACUUMED: Final = "_state/vacuumed.json"
 _STAGED: Final = "_state/staged"
 _FACTS: Final = (*FACT_COLUMNS, UNDECODABLE)
 _TABLES: Final = (
@@ -46,7 +52,7 @@ _TABLES: Final = (
 class DeltaStorage:
     """See :class:`bide.pipelines.audit.storage.TableStorage`. Each change of a table is a transaction of Delta.
 
-    Batches are rows with a number in the column ``batch``.
+    Batches are rows with a number in the column ``batch``. A storage is for one round.
 
     Raises:
         InvalidInputError: deltalake is not installed, or does not support the path.
@@ -55,15 +61,26 @@ class DeltaStorage:
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
         self._deltalake = import_deltalake(folder.path())
+        self._opened: dict[str, Any] = {}
 
     def read(self, table: str, schema: pa.Schema, days: Collection[date] | None = None) -> pa.Table:
         if not self._exists(table):
             return schema.empty_table()
-        wanted = None if days is None else pc.field("day").isin(pa.array(days, pa.date32()))
-        # deltalake's own file system is in Python: Arrow's threads that still use it at exit abort the process.
-        files = fs.SubTreeFileSystem(self._folder.path(table), fs.LocalFileSystem())
-        rows = self._open(table).to_pyarrow_table(columns=schema.names, filters=wanted, filesystem=files)
-        return rows.select(schema.names).cast(schema)
+        files = self._files_of(table)
+        if days is not None:
+            files = _of_days(files, days)
+        if not files.num_rows:
+            return schema.empty_table()
+        # Not by deltalake: it prepares each file of the table in Python, those of other days too. And its own file
+        # system is in Python: Arrow's threads that still use it at exit abort the process.
+        found = dataset.dataset(
+            files.column("path").to_pylist(),
+            schema=schema,
+            format="parquet",
+            filesystem=fs.SubTreeFileSystem(self._folder.path(table), fs.LocalFileSystem()),
+            partitioning=dataset.partitioning(pa.schema([one for one in schema if one.name == "day"]), flavor="hive"),
+        )
+        return found.to_table(columns=schema.names)
 
     def append(self, rows: pa.Table, table: str, batch: int) -> None:
         if rows.num_rows:
@@ -107,22 +124,44 @@ class DeltaStorage:
         self._write(rows, table, mode="overwrite")
 
     def compact(self, days: Collection[date]) -> None:
+        if not days:
+            return
         for table in filter(self._exists, _FACTS):
             self._merge_small_files(table, days)
-        for table in filter(self._exists, _TABLES):
-            # Full, because a write that was killed leaves files that no version names.
-            if len(self._open(table).vacuum(full=True)) >= VACUUM_FILES:
-                self._open(table).vacuum(dry_run=False, full=True)
+        place = self._folder.path(_VACUUMED)
+        vacuumed = json.loads(self._folder.read_bytes(place)) if self._folder.exists(place) else {}
+        versions = {table: self._vacuum(table, vacuumed.get(table, 0)) for table in filter(self._exists, _TABLES)}
+        if versions != vacuumed:
+            self._folder.write_json(place, versions)
 
     def _merge_small_files(self, table: str, days: Collection[date]) -> None:
         """Merge the small files of each of these days that has more than :data:`merging.MAX_BATCHES` of them."""
-        files = self._open(table).get_add_actions(flatten=True)
-        small: Counter[date] = Counter()
-        for day, size in zip(*(files.column(one).to_pylist() for one in ("partition.day", "size_bytes")), strict=True):
-            small[day] += size < merging.SMALL_BYTES
-        for day in days:
-            if small[day] > merging.MAX_BATCHES:
+        files = _of_days(self._files_of(table), days)
+        small = files.filter(pc.less(files.column("size_bytes"), merging.SMALL_BYTES)).column("partition.day")
+        for day, count in Counter(small.to_pylist()).items():
+            if count > merging.MAX_BATCHES:
                 self._open(table).optimize.compact([("day", "=", str(day))], target_size=merging.SMALL_BYTES)
+
+    def _vacuum(self, table: str, since: int) -> int:
+        """Delete expired files if there are many, some versions after the last look for them.
+
+        Args:
+            since: the version at the last look.
+
+        Returns:
+            The version at the last look, which may be now.
+        """
+        opened = self._open(table)
+        if opened.version() - since < max(VACUUM_FILES, self._files_of(table).num_rows // FILES_PER_VERSION):
+            return since
+        # Full, because a write that was killed leaves files that no version names.
+        if len(opened.vacuum(full=True)) >= VACUUM_FILES:
+            opened.vacuum(dry_run=False, full=True)
+        return int(opened.version())
+
+    def _files_of(self, table: str) -> pa.Table:
+        """The files of the newest version, with the columns ``path``, ``size_bytes`` and ``partition.day``."""
+        return newest_files(self._open(table), self._folder.path(table))
 
     def _write(self, rows: Any, table: str, *, mode: str, predicate: str | None = None) -> None:
         """Write in one transaction."""
@@ -131,7 +170,7 @@ class DeltaStorage:
             rows = rows.append_column(column, pa.repeat(pa.scalar(value), rows.num_rows))
         if not self._exists(name):
             self._create(name, rows.schema)
-        self._deltalake.write_deltalake(self._folder.path(name), rows, mode=mode, predicate=predicate)
+        self._deltalake.write_deltalake(self._open(name), rows, mode=mode, predicate=predicate)
 
     def _create(self, table: str, schema: pa.Schema) -> None:
         """Create a table in a transaction of its own, so that no folder has files before it is a Delta table."""
@@ -148,10 +187,21 @@ class DeltaStorage:
         )
 
     def _exists(self, table: str) -> bool:
-        return bool(self._deltalake.DeltaTable.is_deltatable(self._folder.path(table)))
+        is_known = table in self._opened
+        return is_known or bool(self._deltalake.DeltaTable.is_deltatable(self._folder.path(table)))
 
     def _open(self, table: str) -> Any:
-        return self._deltalake.DeltaTable(self._folder.path(table))
+        """The newest version of a table. It is loaded once: that reads the names of all its files."""
+        if (opened := self._opened.get(table)) is None:
+            opened = self._opened[table] = self._deltalake.DeltaTable(self._folder.path(table))
+        else:
+            opened.update_incremental()
+        return opened
+
+
+def _of_days(files: pa.Table, days: Collection[date]) -> pa.Table:
+    """The files of these days."""
+    return files.filter(pc.is_in(files.column("partition.day"), pa.array(days, pa.date32())))
 
 
 def _with(rows: pa.Table, *, batch: int) -> pa.Table:

@@ -29,7 +29,6 @@ from bide.pipelines.audit.columns import (
     TIMESTAMP,
     UNDECODABLE,
     arrow_schema,
-    table_of_rows,
 )
 from bide.pipelines.audit.fact_rows import fact_schema, rows_of
 from bide.pipelines.audit.folder import Folder, Note
@@ -170,7 +169,7 @@ class _Tables:
 
     def table(self, query: str, schema: pa.Schema) -> pa.Table:
         """The result of a query, with the columns and types of a schema. DuckDB's times are in UTC."""
-        return table_of_rows(self.rows(query), schema)
+        return self._database.sql(query).to_arrow_table().select(schema.names).cast(schema)
 
 
 def _without_zone(kind: pa.DataType) -> pa.DataType:
