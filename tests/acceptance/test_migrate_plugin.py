@@ -343,7 +343,7 @@ class Numbered:
     """When the first one is due at the earliest."""
 
     def due(self, place: int) -> datetime:
-        return self.first + timedelta(milliseconds=place)
+        return self.first + timedelta(milliseconds=place // 2)
 
     @staticmethod
     def body(place: int) -> bytes:
@@ -403,7 +403,7 @@ def test_many_pending_messages_leave_the_plugin_although_the_import_is_killed(
         found: dict[str, Any] = json.loads(out)
         return found
 
-    waiting = Numbered(LONG_NUMBER, datetime.now(UTC) + timedelta(seconds=max(120, LONG_NUMBER // 600)))
+    waiting = Numbered(LONG_NUMBER, datetime.now(UTC) + timedelta(seconds=max(120, LONG_NUMBER // 1000)))
     asyncio.run(waiting.put(plugin.url))
     path = tmp_path / "pending.jsonl"
     ctl = rabbitmqctl(plugin.broker, tmp_path)
