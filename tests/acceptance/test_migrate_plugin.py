@@ -19,7 +19,7 @@ import sys
 import time
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,6 +29,7 @@ import pika
 import pytest
 
 import bide
+from bide.admin.locate import management_api
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.delayed_plugin.scheduling import BATCH
@@ -332,6 +333,41 @@ def test_pending_messages_leave_the_plugin_and_come_when_they_are_due(plugin: Vh
     ((news, at),) = asyncio.run(receive(plugin.url, "readers", 1, more=1))
     assert (news.body, news.headers["x-delay"]) == (b"\x00\xff", -wait)
     assert at >= begun + timedelta(milliseconds=wait)
+
+
+def test_each_command_lets_the_plugin_count_its_messages_once(plugin: Vhost) -> None:
+    """The plugin copies all its messages to count them, for each call about exchanges: minutes with millions."""
+    program = Program(plugin)
+    names = ("news", "shop")
+    bindings = [bide.Binding(name, "orders", "order.*") for name in names]
+    topology = bide.Topology([delayed(name, "topic") for name in names], [bide.Queue("orders")], bindings)
+    # No message waits, because the plugin would keep it, and other tests export all virtual hosts of this broker.
+    asyncio.run(put(plugin.url, topology, []))
+    function = "{rabbit_delayed_message, messages_delayed, 1}"
+
+    def evaluate(expression: str) -> str:
+        return plugin.broker.rabbitmqctl("eval", f"{expression}.")
+
+    def counted(work: Callable[[], object]) -> int:
+        """How often the plugin counts the messages of an exchange meanwhile."""
+        evaluate(f"erlang:trace_pattern({function}, true, [call_count])")
+        try:
+            work()
+            return int(evaluate(f"element(2, erlang:trace_info({function}, call_count))"))
+        finally:
+            evaluate(f"erlang:trace_pattern({function}, false, [call_count])")
+
+    async def ask() -> None:
+        async with management_api(BrokerUrl.parse(plugin.url), plugin.broker.management_url) as api:
+            assert {one.delayed for one in await api.all_exchanges(plugin.name)} == {None, 0}
+
+    once = counted(lambda: asyncio.run(ask()))
+    assert once >= len(names)
+    assert counted(lambda: program.run("migrate-plugin", "check")) == once
+    assert counted(lambda: program.ok("migrate-plugin", "plan", *HALL)) == once
+    assert counted(lambda: program.ok("migrate-plugin", "apply", "news", "--yes", *HALL)) == once
+    assert counted(lambda: program.ok("migrate-plugin", "apply", "--force", "--yes", *HALL)) == once // len(names)
+    assert program.ok("migrate-plugin", "check").startswith("no exchange of")
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -10,7 +10,7 @@ from bide.admin.policies import policy_problems, prevailing
 from bide.admin.snapshot import Snapshot
 from bide.errors import ManagementApiError
 from bide.local_broker.installation import numbers
-from bide.management.api import FoundQueue, ManagementApi
+from bide.management.api import FoundExchange, FoundQueue, ManagementApi
 from bide.runtime.logs import logger
 from bide.topology import Argument, Binding, Exchange, Queue, Topology, TopologyDiff
 
@@ -31,16 +31,19 @@ _QUEUE_POLICY_KEYS: Final = frozenset(
 """Keys of policies for queues that are also queue arguments, with the prefix ``x-``."""
 
 
-async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = False) -> Topology:
+async def read_topology(
+    api: ManagementApi, vhost: str, *, policies: bool = False, exchanges: Iterable[FoundExchange] | None = None
+) -> Topology:
     """All exchanges, queues and bindings of a virtual host.
 
     Args:
         policies: replace arguments by the values in effect under the policies.
+        exchanges: all exchanges of the virtual host, if they were read already.
 
     Raises:
         ManagementApiError: the API gives an unexpected answer.
     """
-    snapshot = await _read(api, vhost)
+    snapshot = await _read(api, vhost, exchanges)
     if not policies:
         return _declared(snapshot)
     snapshot = await _with_policies(api, vhost, snapshot)
@@ -51,9 +54,10 @@ async def read_topology(api: ManagementApi, vhost: str, *, policies: bool = Fals
     )
 
 
-async def _read(api: ManagementApi, vhost: str) -> Snapshot:
+async def _read(api: ManagementApi, vhost: str, exchanges: Iterable[FoundExchange] | None = None) -> Snapshot:
+    found = await api.exchanges(vhost, "") if exchanges is None else exchanges
     return Snapshot(
-        exchanges={one.exchange.name: one for one in await api.exchanges(vhost, "") if one.exchange.name},
+        exchanges={one.exchange.name: one for one in found if one.exchange.name},
         queues={
             one.queue.name: replace(one, queue=_without_default_type(one.queue)) for one in await api.queues(vhost, "")
         },

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, Final
 
 from bide.admin.declaring import Declaring
@@ -28,10 +28,22 @@ from bide.delayed_plugin.exchanges import (
 )
 from bide.errors import InvalidInputError, NotEmptyError, TargetNotFoundError
 from bide.management.api import ManagementApi
+from bide.management.endpoint import Patience
 from bide.runtime.logs import logger
 from bide.topology import Binding, Exchange, Topology
 
 log = logger(__name__)
+
+COUNTING_TIMEOUT: Final = timedelta(minutes=10)
+"""How long the plugin may count its waiting messages."""
+
+_COUNTING: Final = (
+    "the delayed-message plugin reads all its waiting messages for this call, which can take a minute or more for "
+    "a million, and RabbitMQ closes the connection after 60 s by default. Set management.tcp.idle_timeout and "
+    "management.tcp.inactivity_timeout (with https: management.ssl...) to 600000 in rabbitmq.conf and restart the "
+    "node, or change them without a restart, as in docs/from-delayed-plugin.md. Then run this again, best when the "
+    "broker has little else to do"
+)
 
 _SCALARS: Final = (str, int, float, bool)
 
@@ -60,23 +72,30 @@ async def is_enabled(api: ManagementApi) -> bool:
     return any(one["name"] == TYPE for one in (await api.overview()).get("exchange_types", []))
 
 
-async def find_delayed(api: ManagementApi, vhost: str) -> tuple[list[DelayedExchange], Topology]:
+async def find_delayed(
+    api: ManagementApi, vhost: str, *, within: timedelta = COUNTING_TIMEOUT
+) -> tuple[list[DelayedExchange], Topology]:
     """The exchanges of the plugin on a virtual host, with the numbers of waiting messages, and the whole topology.
 
+    Args:
+        api: the management API.
+        vhost: the name of the virtual host.
+        within: how long to wait while the plugin counts its messages.
+
     Raises:
-        ManagementApiError: the management API gives an unexpected answer.
+        ManagementApiError: the management API does not answer in time, or gives an unexpected answer.
         InvalidInputError: an exchange or a binding has an argument that the management API does not report exactly.
     """
-    topology = await read_topology(api, vhost)
-    names = [one.name for one in topology.exchanges if one.type == TYPE]
-    waiting: dict[str, int] = {}
-    for name in names:
-        found: Mapping[str, Any] = await api.call("GET", "exchanges", vhost, name) or {}
-        # If the plugin is not enabled, the API does not count the waiting messages, which may still be in its tables.
-        if (count := found.get("messages_delayed")) is not None:
-            waiting[name] = int(count)
-        for entry in await api.call("GET", "exchanges", vhost, name, "bindings", "source") or []:
-            _check_arguments(name, entry.get("arguments") or {})
+    # The plugin reads all its messages in each call about exchanges, so there is only one.
+    patience = Patience(timeout=within, advice=_COUNTING) if await is_enabled(api) else None
+    exchanges = await api.all_exchanges(vhost, patience=patience)
+    topology = await read_topology(api, vhost, exchanges=exchanges)
+    for found in exchanges:
+        if (one := found.exchange).type == TYPE:
+            for entry in await api.call("GET", "exchanges", vhost, one.name, "bindings", "source") or []:
+                _check_arguments(one.name, entry.get("arguments") or {})
+    # If the plugin is not enabled, the API does not count the waiting messages, which may still be in its tables.
+    waiting = {one.exchange.name: one.delayed for one in exchanges if one.delayed is not None}
     return delayed_exchanges(topology, waiting), topology
 
 

@@ -30,6 +30,19 @@ _ENABLE: Final = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How to wait for a call that may take long.
+
+    Attributes:
+        timeout: how long to wait for the answer.
+        advice: the end of the error if the API accepts the call and does not answer: why it takes long, what to do.
+    """
+
+    timeout: timedelta
+    advice: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ManagementEndpoint:
     """Address and credentials of a management API. Its representation does not show the password.
 
@@ -104,8 +117,15 @@ class ManagementEndpoint:
             case status:
                 raise self._not_an_api(status)
 
-    def unreachable(self, error: httpx2.HTTPError) -> ManagementApiError:
+    def unreachable(self, error: httpx2.HTTPError, patience: Patience | None = None) -> ManagementApiError:
         """The error for a call without a response."""
+        import httpx2
+
+        if patience is not None and isinstance(
+            error, httpx2.ReadTimeout | httpx2.ReadError | httpx2.RemoteProtocolError
+        ):
+            reason = str(error) or f"no answer within {patience.timeout.total_seconds():g} s"
+            return ManagementApiError(f"the management API at {self.base} did not answer ({reason}): {patience.advice}")
         reason = str(error) or f"no answer within {self.timeout.total_seconds():g} s"
         if self.variable is not None:
             return ManagementApiError(
