@@ -196,6 +196,7 @@ def test_sites_of_all_releases_link_to_each_other(small: Path, tmp_path: Path) -
     assert done.stderr.splitlines()[-1] == "docs: 0.8.0 cannot be built: see the messages above"
     versions = small / "build" / "docs" / "versions"
     assert {path.name for path in versions.iterdir()} == {"unreleased", "0.10.0", "0.9.0", "index.html"}
+    assert _Page(versions / "index.html").links == ["0.10.0/index.html"]
 
     with browser.start(tmp_path / "profile") as page:
         found = "[...document.querySelectorAll('.versions a')].map((one) => [one.innerText, one.href])"
