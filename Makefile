@@ -25,7 +25,7 @@ done; \
 if [ -n "$$failed" ]; then echo "failed on:$$failed" >&2; exit 1; fi
 endef
 
-.PHONY: help docs diagrams demo check checked byte-code unit-tests test test-timing test-long test-slowed test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser firefox pngquant inter rabbitmq iproute2 databases languages go pythons clean
+.PHONY: help docs docs-versions diagrams demo check checked byte-code unit-tests test test-timing test-long test-slowed test-brokers test-frameworks test-pyspark test-soak test-moving soak race test-equivalence bench bench-docs doc-pictures console-pictures lint format lock setup java browser firefox pngquant inter rabbitmq iproute2 databases languages go pythons clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-17s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -97,6 +97,9 @@ race: setup ## cancel and replace 200,000 schedules as they are delivered; kill 
 
 docs: setup diagrams ## build the documentation site in build/docs/html
 	@$(PYTHON_BIN) scripts/build_docs.py
+
+docs-versions: setup diagrams ## build the sites of all release tags and of this checkout in build/docs/versions (a minute each)
+	@$(PYTHON_BIN) scripts/docs_versions.py
 
 bench: setup ## compare bide, other clients, and the limits of the broker (hours; BENCH="publish --scale 0.1")
 	@scripts/install-rabbitmq.sh

@@ -36,6 +36,7 @@ suppress_warnings = [
 
 html_theme = "furo"
 html_title = f"bide {VERSION}"
+templates_path = ["_templates"]
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
 html_copy_source = False

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
@@ -48,6 +49,7 @@ NASTY: Final = "<script>document.title='taken'</script><img src='//example.org/x
 BUTTON: Final = "[...document.querySelectorAll('main button')].find(one => one.innerText.trim() === '{}')"
 REPEATED: Final = (0, 1)
 """Partitions whose gate gets the request of a change by filter again when it has forgotten its answer."""
+KEYS: Final = {"Tab": 9, "Enter": 13, "Escape": 27, "PageDown": 34, "+": 187, "-": 189}
 READY: Final = "document.querySelector('.view')?.dataset.ready === 'true'"
 
 
@@ -208,6 +210,7 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     assert chromium.evaluate("document.querySelectorAll('.plot rect').length") > 2
     assert "22\nschedules" in window.text
     assert "exact, from the index of the gates" in window.text
+    _zoom(window, chromium)
 
     # Keys open the views, and hostile texts are texts.
     chromium.evaluate("dispatchEvent(new KeyboardEvent('keydown', { key: '3' }))")
@@ -266,6 +269,50 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
         assert chromium.evaluate(whole), width
 
 
+def _zoom(window: Window, chromium: Browser) -> None:
+    """Zoom the skyline of four days, whose bars are hours."""
+    first = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+
+    def at(hour: int) -> str:
+        return f"{first + timedelta(hours=hour):%Y-%m-%dT%H:%M:%S}.000Z"
+
+    def open_days() -> None:
+        window.open(f"waiting?start={at(0)}&end={at(96)}")
+
+    def shows(start: int, end: int) -> None:
+        given = "new URLSearchParams(location.hash.split('?')[1])"
+        window.wait(f"(given => given.get('start') + given.get('end'))({given}) === '{at(start)}{at(end)}'")
+
+    chosen = "document.querySelector('.plot .chosen').getAttribute('visibility')"
+
+    # Dragging shows the bars from the first to the last one, whole.
+    for begin, end in ((24, 71), (71, 24)):
+        open_days()
+        left, top, width = chromium.evaluate(
+            "(box => [box.left + 48, box.top + 100, box.width - 60])"
+            "(document.querySelector('.plot svg').getBoundingClientRect())"
+        )
+        for kind, hour in (("mousePressed", begin), ("mouseMoved", end), ("mouseReleased", end)):
+            x = left + (hour + 0.5) * width / 96
+            chromium.call("Input.dispatchMouseEvent", type=kind, x=x, y=top, button="left", buttons=1, clickCount=1)
+            if kind == "mouseMoved":
+                assert chromium.evaluate(chosen) == "visible"
+        shows(24, 72)
+        window.wait("document.body.innerText.includes('30\u00a0min\\nper bar')")
+
+    # Keys zoom around the middle, or around the bar that was chosen with the arrow keys.
+    for keys, hours in (("+", (24, 73)), ("-", (-48, 145)), (("PageDown", "+"), (-15, 34))):
+        open_days()
+        chromium.evaluate("document.querySelector('.plot svg').focus()")
+        for key in keys:
+            press(chromium, key)
+        shows(*hours)
+    open_days()
+    chromium.evaluate("document.querySelector('.plot svg').focus()")
+    press(chromium, "Escape")
+    window.wait("!location.hash.includes('start=')")
+
+
 def _change_one(window: Window, chromium: Browser) -> None:
     window.open("schedules?key=digest")
     state = "document.querySelector('main .badge')?.innerText"
@@ -284,7 +331,7 @@ def _change_one(window: Window, chromium: Browser) -> None:
 
 
 def press(chromium: Browser, key: str) -> None:
-    values = {"key": key, "code": key, "windowsVirtualKeyCode": {"Tab": 9, "Enter": 13, "Escape": 27}[key]}
+    values = {"key": key, "code": key, "windowsVirtualKeyCode": KEYS[key]}
     text = {"text": "\r"} if key == "Enter" else {}
     chromium.call("Input.dispatchKeyEvent", type="keyDown", **values, **text)
     chromium.call("Input.dispatchKeyEvent", type="keyUp", **values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -121,3 +122,103 @@ def test_search_works_from_files(site: Path, tmp_path: Path) -> None:
 def test_pages_with_diagrams_load_the_script(site: Path) -> None:
     assert "mermaid.min.js" in (site / "patterns" / "01-fanout-broadcast.html").read_text()
     assert "mermaid.min.js" not in (site / "client.html").read_text()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    """A repository with the scripts and settings of the site, but with few pages and no reference."""
+    folder = tmp_path / "small"
+    shutil.copytree(ROOT / "docs" / "site", folder / "docs" / "site", ignore=shutil.ignore_patterns("*.md"))
+    shutil.copytree(
+        ROOT / "scripts", folder / "scripts", ignore=shutil.ignore_patterns("__pycache__", "docs_reference.py")
+    )
+    for name, text in {
+        ".gitignore": "/build/\n/.mermaid\n__pycache__/\n",
+        "CHANGELOG.md": "# Changelog\n",
+        "CONTRIBUTING.md": "# Contributing\n",
+        "README.md": "```python\nimport bide\n```\n",
+        "docs/README.md": "",
+        "docs/benchmarks/none": "",
+        "docs/patterns.md": "# Patterns\n",
+        "docs/patterns/one.md": "# One\n",
+        "docs/pictures/none": "",
+        "docs/site/index.md": "# bide\n\n```{toctree}\npatterns\ncontributing\nchangelog\n```\n",
+        "scripts/docs_reference.py": "def write(folder):\n    pass\n",
+        "src/bide/__init__.py": "",
+        "src/bide/version.py": 'VERSION = "0.9.0"\n',
+    }.items():
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text)
+    (folder / ".mermaid").symlink_to(ROOT / ".mermaid")
+    _git(folder, "init", "--quiet")
+    return folder
+
+
+def _git(folder: Path, *arguments: str) -> None:
+    author = ("-c", "user.name=test", "-c", "user.email=test@example.org")
+    subprocess.run(["git", *author, *arguments], cwd=folder, check=True)
+
+
+def _release(folder: Path, tag: str) -> None:
+    _git(folder, "add", ".")
+    _git(folder, "commit", "--quiet", "--message", tag)
+    _git(folder, "tag", tag)
+
+
+def _build_versions(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/docs_versions.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_without_a_release_the_site_of_the_checkout_is_built_alone(small: Path) -> None:
+    done = _build_versions(small)
+    assert (done.returncode, done.stderr) == (0, "")
+    versions = small / "build" / "docs" / "versions"
+    assert {path.name for path in versions.iterdir()} == {"unreleased", "index.html"}
+    assert _Page(versions / "index.html").links == ["unreleased/index.html"]
+    assert 'class="versions"' not in (versions / "unreleased" / "index.html").read_text()
+
+
+def test_sites_of_all_releases_link_to_each_other(small: Path, tmp_path: Path) -> None:
+    _release(small, "v0.9.0")
+    # The page is not in the site of 0.9.0.
+    (small / "docs" / "patterns" / "two.md").write_text("# Two\n")
+    (small / "src" / "bide" / "version.py").write_text('VERSION = "0.10.0"\n')
+    _release(small, "v0.10.0")
+    script = (small / "scripts" / "build_docs.py").rename(tmp_path / "build_docs.py")
+    _release(small, "v0.8.0")  # without the script, its site cannot be built
+    script.rename(small / "scripts" / "build_docs.py")
+    _git(small, "tag", "v0.11.0rc1", "v0.9.0")
+
+    done = _build_versions(small)
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.splitlines()[-1] == "docs: 0.8.0 cannot be built: see the messages above"
+    versions = small / "build" / "docs" / "versions"
+    assert {path.name for path in versions.iterdir()} == {"unreleased", "0.10.0", "0.9.0", "index.html"}
+    assert _Page(versions / "index.html").links == ["0.10.0/index.html"]
+
+    with browser.start(tmp_path / "profile") as page:
+        found = "[...document.querySelectorAll('.versions a')].map((one) => [one.innerText, one.href])"
+        page.open(versions / "index.html")
+        newest = (versions / "0.10.0" / "index.html").as_uri()
+        wait_until(lambda: page.evaluate("location.href") == newest, "the newest release is open")
+        for version, title in (("unreleased", "0.10.0"), ("0.10.0", "0.10.0"), ("0.9.0", "0.9.0")):
+            for name in ("index.html", "patterns/one.html", "patterns/two.html"):
+                if (version, name) == ("0.9.0", "patterns/two.html"):
+                    continue
+                page.open(versions / version / name)
+                assert f"bide {title}" in page.evaluate("document.title")
+                assert page.evaluate("document.querySelector('.versions summary').innerText") == f"Version: {version}"
+                assert page.evaluate("document.querySelector('.versions a').checkVisibility()") is False
+                page.evaluate("document.querySelector('.versions summary').click()")
+                assert page.evaluate("document.querySelector('.versions a').checkVisibility()") is True
+                same = "index.html" if name == "patterns/two.html" else name
+                assert page.evaluate(found) == [
+                    ["unreleased", (versions / "unreleased" / name).as_uri()],
+                    ["0.10.0", (versions / "0.10.0" / name).as_uri()],
+                    ["0.9.0", (versions / "0.9.0" / same).as_uri()],
+                ]
+                assert page.evaluate("document.querySelector('.versions [aria-current]').innerText") == version
+                assert [one for one in page.requests if not one.startswith(("file:", "data:"))] == []
+                assert page.complaints == []
