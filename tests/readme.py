@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
+from textwrap import dedent
 from typing import Final
 
 from bide.local_broker.installation import HOME_VARIABLE
@@ -23,7 +24,7 @@ PIPELINE: Final = "docs/pipeline.md"
 INSTALL: Final = "pip install 'bide[pipeline]' && cd \"$(mktemp -d)\"\n"
 """What tests have done already."""
 
-_BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK: Final = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _CHANGING: Final = (
     # Widths of columns.
     (r" +", " "),
@@ -62,7 +63,8 @@ def code(cell: str) -> list[str]:
 
 def blocks(page: str, title: str | None = None) -> list[tuple[str, str]]:
     """Language and text of the blocks of a section, or of the whole page."""
-    return _BLOCK.findall(read(page) if title is None else section(page, title))
+    found = _BLOCK.findall(read(page) if title is None else section(page, title))
+    return [(language, dedent(text)) for _, language, text in found]
 
 
 def commands_of(block: str) -> list[tuple[str, str]]:
