@@ -75,7 +75,9 @@ def test_a_thousand_histories_are_judged_right() -> None:
 
 
 def test_the_commands_print_what_the_page_shows() -> None:
-    shown = [one for _, text in blocks("docs/schedules-design.md") if text.startswith("$ ") for one in commands_of(text)]
+    shown = [
+        one for _, text in blocks("docs/schedules-design.md") if text.startswith("$ ") for one in commands_of(text)
+    ]
     assert len(shown) == 2
     for command, expected in shown:
         program, *arguments = shlex.split(command)
