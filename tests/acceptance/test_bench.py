@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 from bide.local_broker.installation import HOME_VARIABLE
 from tests.polling import wait_until, wait_while_running
+from tests.readme import ROOT, blocks, read
 from tests.support import Rabbitmq
 from tests.timeouts import TIMEOUT
 
@@ -116,3 +119,25 @@ def test_a_scale_out_of_range_is_refused(rabbitmq: Rabbitmq, value: str) -> None
     done = bench(rabbitmq, "consume", "--scale", value)
     assert done.returncode == 2
     assert "out of range" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_profile_of_a_broker_has_the_rows_of_the_page() -> None:
+    """A short run at a low rate, with the installed RabbitMQ."""
+    ((_, block),) = blocks("docs/limits.md")
+    given = block.removeprefix("$ ").replace(' --root "$(scripts/broker-root.sh forky)"', "").replace("30", "2")
+    program, *arguments = shlex.split(given)
+    assert (program, arguments) == ("python", ["-m", "benchmarks.broker_profile", "--seconds", "2", "--longest", "2"])
+    done = subprocess.run(
+        [sys.executable, *arguments, "--rate", "100"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr
+    shown = re.findall(r"^\|.*\|$", read("docs/limits.md").partition("```\n\n|")[2].partition("\n\n")[0], re.M)
+    printed = [line.split(" | ")[0] for line in done.stdout.splitlines() if line.startswith("|")]
+    assert printed[2:] == [line.split(" | ")[0] for line in shown[1:]]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +15,12 @@ import pytest
 
 import bide
 from bide.amqp.url import BrokerUrl
+from tests.acceptance.test_cli import Program
+from tests.acceptance.test_errors_cli import fill
+from tests.acceptance.test_errors_interrupted import interrupted
+from tests.acceptance.test_forged_times import MALFORMED, RECORD
 from tests.polling import wait_until
-from tests.readme import Shell, blocks, commands_of, shape
+from tests.readme import Shell, blocks, commands_of, shape, without_left_out
 from tests.support import Rabbitmq, Vhost
 from tests.timeouts import TIMEOUT
 
@@ -81,10 +88,7 @@ def test_the_commands_print_what_the_page_shows(vhost: Vhost, rabbitmq: Rabbitmq
             for old, new in instead.items():
                 command = command.replace(old, new)
             printed, expected = comparable(shell.paste(command)), comparable(output)
-            if "..." in expected:
-                start = expected.index("...")
-                printed[start : start + 1 + len(printed) - len(expected)] = ["..."]
-            assert printed == expected, command
+            assert without_left_out(printed, expected) == expected, command
 
     with bide.connect_sync(vhost.url) as client:
         client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
@@ -125,3 +129,28 @@ def test_the_commands_print_what_the_page_shows(vhost: Vhost, rabbitmq: Rabbitmq
 
         ((refused, why),) = commands("Queues that are refused")
         assert comparable(shell.paste(f"{refused} || test $? = 2")) == comparable(why)
+
+
+def test_an_interrupted_retry_prints_what_the_page_shows(
+    program: Program, vhost: Vhost, rabbitmq: Rabbitmq, tmp_path: Path
+) -> None:
+    shell = Shell(tmp_path, rabbitmq, vhost)
+    ((retry, shown), (history, log)) = commands("What a retry does")
+    bide_, errors, retry_, *arguments = shlex.split(retry.replace("--over 10m", "--over 12s"))
+    assert (bide_, errors, retry_) == ("bide", "errors", "retry")
+    fill(vhost, 200, error=ConnectionError("no"))
+    _, printed = interrupted(program, vhost, signal.SIGINT, *arguments)
+    assert comparable(printed) == comparable(shown)
+    expected = comparable(log)
+    assert without_left_out(comparable(shell.paste(history)), expected) == expected
+
+
+def test_a_forged_record_is_shown_and_others_are_counted(vhost: Vhost, rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, rabbitmq, vhost)
+    shell.environment["TZ"] = "UTC"
+    ((history, shown),) = commands("Who did what?", 1)
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue("bide.audit", arguments={"x-queue-type": "stream"})]))
+        for body in (*MALFORMED, json.dumps(RECORD).encode()):
+            client.publish(body, to="bide.audit")
+    assert sorted(shell.paste(history).splitlines()) == sorted(shown.splitlines())

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from tests.readme import Shell, blocks, commands_of
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
-    from tests.support import Vhost
+    from bide.management.api import ManagementApi
+    from tests.support import Rabbitmq, Vhost
 
 PAGE = (Path(__file__).parents[2] / "docs" / "delays.md").read_text(encoding="utf-8")
 COUNTED = ("exchanges", "queues", "bindings", "policies", "targets")
@@ -51,3 +54,18 @@ def test_the_page_shows_the_output_of_apply(vhost: Vhost) -> None:
     """But for the address."""
     (line,) = run(vhost, "delay", "apply")
     assert f"\n{line.partition(' on ')[0]} on " in PAGE
+
+
+async def test_the_section_about_policies_shows_the_output_of_its_commands(
+    vhost: Vhost, rabbitmq: Rabbitmq, api: ManagementApi, tmp_path: Path
+) -> None:
+    async def put(kind: str, name: str, pattern: str, **definition: Any) -> None:
+        body = {"pattern": pattern, "definition": definition, "apply-to": "queues", "priority": 5}
+        await api.call("PUT", kind, vhost.name, name, body=body)
+
+    shell = Shell(tmp_path, rabbitmq, vhost)
+    (_, commands), (_, strict) = blocks("docs/delays.md", "Policies")
+    await put("policies", "housekeeping", ".*", **{"expires": 604_800_000, "queue-leader-locator": "balanced"})
+    await asyncio.to_thread(shell.check, commands_of(commands))
+    await put("operator-policies", "limits", ".*", **{"message-ttl": 86_400_000})
+    assert strict in await asyncio.to_thread(shell.paste, "bide delay verify || test $? = 1")

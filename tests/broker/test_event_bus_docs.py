@@ -8,7 +8,14 @@ import re
 import sys
 from pathlib import Path
 
-from tests.support import Vhost
+import pytest
+
+import bide
+from bide.errors import InvalidTopologyError
+from bide.patterns.event_bus import event_bus
+from tests.broker.receiving import eventually
+from tests.readme import Shell, commands_of
+from tests.support import Rabbitmq, Vhost
 from tests.timeouts import TIMEOUT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "event-bus.md").read_text()
@@ -75,3 +82,28 @@ async def test_the_documented_x_death_is_that_of_the_broker(
     else:
         # Elsewhere there may be other headers, but the deaths are the same.
         assert printed.splitlines()[:2] == on_4_3.splitlines()[:2] == on_3_10.splitlines()[:2]
+
+
+async def test_the_commands_on_parked_messages_print_what_the_page_shows(
+    vhost: Vhost, rabbitmq: Rabbitmq, tmp_path: Path
+) -> None:
+    process = await start("bus.py", vhost.url, tmp_path)
+    try:
+        async with bide.connect(vhost.url) as client:
+
+            async def is_parked() -> bool:
+                return await client.exists("orders.parked") and await client.message_count("orders.parked") == 1
+
+            await eventually(is_parked)
+    finally:
+        process.terminate()
+        await process.communicate()
+    (block,) = (text for language, text in _BLOCK.findall(PAGE) if text.startswith("$ bide errors"))
+    await asyncio.to_thread(Shell(tmp_path, rabbitmq, vhost).check, commands_of(block))
+
+
+def test_the_refused_ttl_is_the_error_of_the_page() -> None:
+    (message,) = (text for _, text in _BLOCK.findall(PAGE) if text.startswith("queue 'orders.retry'"))
+    with pytest.raises(InvalidTopologyError) as refused:
+        event_bus("shop", "orders", delay="5s", retry_arguments={"x-message-ttl": 5000})
+    assert str(refused.value) == message.strip()

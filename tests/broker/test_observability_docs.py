@@ -7,8 +7,11 @@ import os
 import re
 import subprocess
 import sys
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
 
 import pytest
@@ -101,3 +104,16 @@ def test_the_programs_print_the_documented_output(vhost: Vhost, tmp_path: Path) 
             assert spans(output.splitlines()) == spans(shown("process orders"))
         finally:
             serving.kill()
+
+
+def test_the_function_of_the_page_stamps_messages(vhost: Vhost) -> None:
+    (program,) = (text for language, text in _BLOCK.findall(PAGE) if "current_tenant" in text)
+    found: dict[str, Any] = {"contextmanager": contextmanager, "current_tenant": ContextVar("tenant", default="acme")}
+    exec(program, found)
+    with bide.connect_sync(vhost.url, stamp=found["tenant"]) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
+        client.publish(b"order", to="orders")
+        with client.consume("orders", timeout=timedelta(seconds=TIMEOUT)) as messages:
+            message = next(iter(messages))
+            message.ack()
+    assert message.headers["tenant"] == "acme"

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import FunctionType
 
 import bide
-from tests.broker.schedule_log import gating
-from tests.support import Vhost
+from tests.broker.schedule_log import gating, wait_for_leaders
+from tests.readme import Shell, blocks, commands_of
+from tests.support import Rabbitmq, Vhost
 from tests.timeouts import TIMEOUT
 
 PAGE = (Path(__file__).parents[2] / "docs" / "schedules.md").read_text(encoding="utf-8")
@@ -54,3 +55,25 @@ async def test_the_other_programs_run(vhost: Vhost, tmp_path: Path) -> None:
                 await running
         assert await client.count_scheduled(to="mail") == 2
     assert len(BLOCKS) == 10
+
+
+async def test_the_commands_print_what_the_page_shows(vhost: Vhost, rabbitmq: Rabbitmq, tmp_path: Path) -> None:
+    shell = Shell(tmp_path, rabbitmq, vhost)
+
+    async def check(title: str) -> None:
+        for _, text in blocks("docs/schedules.md", title):
+            if text.startswith("$ bide ") and "bide gate" not in text:
+                await asyncio.to_thread(shell.check, commands_of(text))
+
+    async with bide.connect(vhost.url) as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders"), bide.Queue.quorum("mail")]))
+        await asyncio.to_thread(shell.paste, "bide delay apply")
+        async with gating(vhost.url, tmp_path / "gate", allow=["reminders"]):
+            await wait_for_leaders(vhost.url)
+            await check("Run gates")
+            await check("Undeliverable messages")
+            await client.schedule(b"{}", key="invoice:42", to="reminders", delay="3d")
+            await check("The command line")
+
+    (warning,) = [text for _, text in blocks("docs/schedules.md", "Run gates") if text.startswith("! gates")]
+    assert warning in await asyncio.to_thread(shell.paste, "bide delay verify")

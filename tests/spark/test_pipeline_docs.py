@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -16,11 +18,13 @@ from pyarrow import parquet
 import bide
 from tests.audited_shop import AuditedShop, fill
 from tests.broker.conftest import SMALL_CLOCK
+from tests.polling import wait_until
 from tests.readme import Shell, blocks, commands_of, shape
 from tests.spark.receiving import drain, rest
 from tests.spark.test_replay import parked, put
 from tests.spark.test_schedule import reminders
 from tests.support import Rabbitmq, Vhost, stream_port
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -109,6 +113,49 @@ def test_the_table_to_try_is_scheduled_and_audited_without_spark(
     assert shape(lines[-1]) == shape(received)
     shell.check(auditing)
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_commands_for_other_tables_print_what_the_page_shows(
+    rabbitmq: Rabbitmq, vhost: Vhost, tmp_path: Path
+) -> None:
+    shell = Shell(tmp_path, rabbitmq, vhost)
+
+    def check(title: str, fails: str = "") -> None:
+        ((_, text),) = (one for one in blocks("docs/pipeline-schedule.md", title) if one[0] == "console")
+        for command, shown in commands_of(text):
+            printed = shell.paste(command + fails).replace(f"/{vhost.name}", "/")
+            # A terminal folds long lines.
+            assert not shown or shape(" ".join(printed.split())) == shape(" ".join(shown.split())), printed
+
+    with bide.connect_sync(vhost.url) as client:
+        client.declare(bide.Topology(queues=[bide.Queue.quorum(name) for name in ("mails", "reminders", "Sales")]))
+    seconds_as_milliseconds = datetime(1970, 1, 21, 18, 43, 17, tzinfo=UTC)
+    rows: dict[str, Any] = {
+        "due": [seconds_as_milliseconds + timedelta(milliseconds=60 * number) for number in range(500)]
+    }
+    parquet.write_table(pyarrow.table(rows), tmp_path / "reminders.parquet")
+    check("Due times in the past", " || test $? = 2")
+
+    soon = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    timeout = {"Id": "1", "Destination": "Sales", "Time": soon, "State": "e30=", "Headers": "{}"}
+    (tmp_path / "timeouts.json").write_text(json.dumps(timeout), encoding="utf-8")
+    check("Rows with their own queues")
+
+    rows = {"invoice": [f"invoice:{number}" for number in range(50)], "due": [datetime(2040, 1, 2, tzinfo=UTC)] * 50}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "invoices.parquet")
+    with subprocess.Popen(
+        [sys.executable, "-m", "bide", "gate", "--state", "gate", "--allow", "*"],
+        cwd=tmp_path, env=shell.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    ) as gate:  # fmt: skip
+        try:
+            with bide.connect_sync(vhost.url, timeout=timedelta(seconds=TIMEOUT)) as client:
+                wait_until(lambda: client.exists("bide.v1.schedule.undeliverable"), "the gate has declared its log")
+                assert client.count_scheduled() == 0
+            check("Messages that can be cancelled")
+        finally:
+            gate.kill()
 
 
 def test_the_replay_example_of_a_queue_sends_the_chosen_messages(

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
+import sys
+
 import pytest
 
+from tests.readme import ROOT, blocks, commands_of
 from tests.schedule_model.faults import FAULTS
 from tests.schedule_model.simulation import run
+from tests.timeouts import TIMEOUT
 
 SEEDS = {
     **dict.fromkeys(("begin-anew", "no-count", "snapshot-gap"), 185),
@@ -66,3 +72,17 @@ def test_a_rare_planted_fault_is_found_without_a_known_seed(fault: str) -> None:
 def test_a_thousand_histories_are_judged_right() -> None:
     for seed in range(10_000, 11_000):
         assert run(seed) == []
+
+
+def test_the_commands_print_what_the_page_shows() -> None:
+    shown = [
+        one for _, text in blocks("docs/schedules-design.md") if text.startswith("$ ") for one in commands_of(text)
+    ]
+    assert len(shown) == 2
+    for command, expected in shown:
+        program, *arguments = shlex.split(command)
+        assert program == "python"
+        done = subprocess.run(
+            [sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, timeout=TIMEOUT, check=True
+        )
+        assert [line.rstrip() for line in done.stdout.splitlines()] == expected.splitlines()
