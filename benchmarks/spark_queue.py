@@ -90,7 +90,10 @@ def read_in_foreach_batch(spark: SparkSession, url: str, count: int, folder: str
         rows = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 1).load()
         query = rows.writeStream.foreachBatch(take).option("checkpointLocation", f"{folder}.checkpoint").start()
         try:
-            assert finished.wait(TIMEOUT), query.exception()
+            deadline = time.monotonic() + TIMEOUT
+            while not finished.wait(1):
+                if not query.isActive or time.monotonic() > deadline:
+                    raise query.exception() or TimeoutError(f"{read:,} of {count:,} messages after {TIMEOUT} s")
         finally:
             query.stop()
 

@@ -89,6 +89,26 @@ def test_control_characters_of_messages_are_escaped(program: Program, vhost: Vho
         assert code == (1 if arguments[0] == "retry" else 0)
 
 
+def test_an_unknown_delivery_limit_is_one_warning_of_a_command(
+    program: Program, vhost: Vhost, release: tuple[int, ...]
+) -> None:
+    """A retry reads the queue for its question and for its pace, and then sends the message back."""
+    fill(vhost)
+    assert len(program.ok("errors", "list").splitlines()) == 3
+    nowhere = "http://127.0.0.1:1"
+    for name, left, options, way_out in (
+        ("m0", 3, (), "unset BIDE_MANAGEMENT_URL"),
+        ("m1", 2, ("--management-url", nowhere), "its address with --management-url or BIDE_MANAGEMENT_URL"),
+    ):
+        settle(vhost, {"error": left})
+        done = program.run("errors", "retry", name, "--over", "1s", *options, BIDE_MANAGEMENT_URL=nowhere)
+        printed = done.stderr.decode()
+        assert done.returncode == 0, printed
+        # From 4.3 on, browsing does not count as a failed delivery.
+        assert printed.count("the delivery limit of 'error' is unknown") == (release < (4, 3)), printed
+        assert (way_out in printed) is (release < (4, 3)), printed
+
+
 def test_json_output_has_one_object_per_line(program: Program, vhost: Vhost) -> None:
     fill_with_hostile_messages(vhost)
     for arguments in (["list"], ["groups"], ["groups", "--by", "type"], ["stats"]):

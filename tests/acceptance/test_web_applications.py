@@ -207,7 +207,9 @@ async def test_the_mailer_prints_what_the_page_shows_and_needs_no_gate(vhost: Vh
     (command,) = await asyncio.to_thread(set_up, "FastAPI", folder)
     write_programs("The mailer", folder)
     program = folder / "shop.py"
-    program.write_text(program.read_text().replace('timeout="5s"', f'timeout="{TIMEOUT}s"'))
+    text = program.read_text()
+    assert 'timeout="5s"' in text
+    program.write_text(text.replace('timeout="5s"', f'timeout="{TIMEOUT}s"'))
     with held_port() as port:
         async with serving(folder, command, port, vhost.url), httpx2.AsyncClient(timeout=TIMEOUT) as browser:
 

@@ -69,7 +69,7 @@ def test_overdue_rows_are_refused_by_default(
         first, due, already, *_ = captured.out.splitlines()
         assert first.startswith(f"40 messages to the queue {queue} on ")
         assert due.startswith("due from 1970-01-")
-        assert re.fullmatch(r"\d\d are due already, 10 of them for more than 5 min", already)
+        assert re.fullmatch(r"due already: \d\d messages, 10 for more than 5 min", already)
         assert captured.err.startswith(
             "bide: 10 of 40 rows were due more than 5 min before this write began, the first at"
         )
@@ -94,7 +94,7 @@ def test_overdue_rows_are_sent_dropped_or_rejected_and_counted(
     where = (source, "--url", clock_url, "--to", queue, "--at-column", "due", "--ledger", tmp_path / "ledger")
     assert schedule(*where, "--past", past, *rejects, "--json") == 0
     captured = capsys.readouterr()
-    assert f" are due already, 10 of them for more than 5 min (--past {past})" in captured.err
+    assert f" messages, 10 for more than 5 min (--past {past})" in captured.err
     done = json.loads(captured.out)
     expected = {"send": (40, 0, 0), "drop": (30, 0, 10), "reject": (30, 10, 0)}[past]
     assert (done["sent"], done["rejected"], done["dropped"]) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
 import pkgutil
 import re
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import pytest
 import bide
 from bide.cli.advice import COMMANDS, with_options
 from bide.cli.app import cli
+from bide.cli.settings import configure_logging
 from bide.error_queues import ErrorQueue
 from bide.local_broker import LocalBroker, LocalCluster
 
@@ -33,6 +35,7 @@ ALSO_FOR_PEOPLE = {
     "client/gate_check.py",
     # No call reads a file and sends its rows; the command does.
     "timeouts/dialects.py",
+    "timeouts/tables.py",
 }
 """Modules below the command line whose texts name a command."""
 
@@ -199,3 +202,18 @@ def test_the_check_finds_an_option() -> None:
 )
 def test_the_command_line_prints_arguments_as_options(text: str, printed: str) -> None:
     assert with_options(text) == printed
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "printed"),
+    [
+        ("bide.amqp.tls_warnings", logging.WARNING, "bide: name it with --management-url"),
+        ("bide.amqp.tls_warnings", logging.INFO, "bide: name it with management_url=..."),
+        ("shop.handlers", logging.WARNING, "bide: name it with management_url=..."),
+    ],
+)
+def test_warnings_of_bide_name_options(name: str, level: int, printed: str) -> None:
+    configure_logging(0)
+    (handler,) = logging.getLogger().handlers
+    record = logging.LogRecord(name, level, "", 0, "name it with %s", ("management_url=...",), None)
+    assert handler.format(record) == printed

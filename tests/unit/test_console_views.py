@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -18,7 +20,7 @@ import bide.testing
 from bide.admin.locate import management_api
 from bide.amqp.url import BrokerUrl
 from bide.client.schedules import Schedules
-from bide.console import schedules
+from bide.console import failures, schedules
 from bide.console.lateness import percentile
 from bide.console.operations import BackgroundOperation, BackgroundOperations
 from bide.console.parameters import Parameters
@@ -188,3 +190,30 @@ async def test_an_edit_leaves_a_schedule_that_replaces_the_edited_one_as_it_is(
         assert (waiting.body, waiting.state) == (b"theirs", "waiting")
         assert waiting.due_time == b.clock.now() + timedelta(days=5)
         assert edited == {"key": "k", "outcome": "changed", "version": waiting.version}
+
+
+@pytest.mark.parametrize("operation", [failures.retry, failures.archive, failures.discard])
+async def test_an_operation_begins_when_no_view_reads_its_queue(
+    monkeypatch: pytest.MonkeyPatch, operation: Callable[[ConsoleVhost, Parameters], Awaitable[dict[str, Any]]]
+) -> None:
+    b = bide.testing.broker(release=(4, 3))
+    api = management_api(BrokerUrl.parse("amqp://localhost/"))
+    monkeypatch.setattr(bide.console.vhost, "management_api", lambda *_: api)
+    chosen = Parameters(values={"all": True, "to": "shop"}, operator="ann")
+    async with b.connect() as client:
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("error"), bide.Queue.quorum("shop")]))
+        for _ in range(20):
+            await client.publish(b"", to="error")
+        async with ConsoleVhost(url=b.url, infrastructure=await client.infrastructure()) as vhost:
+            reader = vhost.error_queue("error", "ann")
+            async with vhost.reading("error"), aclosing(reader.messages()) as messages:
+                await anext(messages)
+                await operation(vhost, chosen)
+                # The view holds all messages while another one reads the queue as often as the operation does.
+                for _ in range(3):
+                    assert await vhost.error_queue("error", "ann").count() == 0
+            counted = await failures.count(vhost, Parameters(values={"queue": "error"}))
+            (done,) = (await failures.operations(vhost, chosen))["operations"]
+            assert (done["state"], done["result"]["done"], done["total"]) == ("done", 20, 20)
+            # A view that is loaded during the operation does not show a part of the messages.
+            assert counted["count"] == 0

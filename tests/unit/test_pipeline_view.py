@@ -17,8 +17,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import bide
 from bide.cli.pipeline.replay_view import InterruptedReplay
-from bide.cli.pipeline.view import histogram, progress, span_for
+from bide.cli.pipeline.view import histogram, progress, span_for, summary_lines
+from bide.pipelines.schedule.plan import SchedulePlan
+from bide.pipelines.schedule.progress import Survey
+from bide.spark.sink_settings import SinkSettings
 from tests.timeouts import TIMEOUT
 
 START = datetime(2026, 11, 21, tzinfo=UTC)
@@ -66,6 +70,32 @@ def test_a_histogram_can_end_in_the_year_9999() -> None:
 def test_times_have_the_precision_of_the_spans(every: timedelta, text: str) -> None:
     (line,) = histogram([(START, 1)], every)
     assert line.split("  ")[0] == text
+
+
+@pytest.mark.parametrize(
+    ("already_due", "overdue", "line"),
+    [
+        (1, 0, "due already: 1 message"),
+        (1, 1, "due already: 1 message, 1 for more than 5 min"),
+        (2_000, 1_500, "due already: 2,000 messages, 1,500 for more than 5 min"),
+    ],
+)
+def test_messages_that_are_due_already_are_counted(already_due: int, overdue: int, line: str) -> None:
+    settings = SinkSettings.make("amqp://localhost/", infrastructure=bide.Clock(), constants={"to": "mails"})
+    plan = SchedulePlan(at_column="due", settings=settings)
+    found = Survey(
+        rows=2_000,
+        checksum=0,
+        without_time=0,
+        without_body=0,
+        too_late=0,
+        bad_headers=0,
+        already_due=already_due,
+        overdue=overdue,
+        first=START,
+        last=START,
+    )
+    assert summary_lines(found, plan, [])[-1] == line
 
 
 class Terminal:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from bide.cli.advice import with_options
 from bide.errors import InvalidDelayError, InvalidInputError
 from bide.foreign_text import visible
 
@@ -57,11 +58,19 @@ pass_settings = click.make_pass_decorator(Settings)
 
 
 class _Formatter(logging.Formatter):
-    """Formats a record as one line, with a traceback only if details are wanted."""
+    """Formats a record as one line, with a traceback only if details are wanted.
+
+    Warnings of bide name options and commands, as its errors do.
+    """
 
     def __init__(self, *, details: bool) -> None:
         super().__init__(f"{PROGRAM}: %(asctime)s %(name)s: %(message)s" if details else f"{PROGRAM}: %(message)s")
         self._details = details
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 (the name is logging's)
+        text = super().formatMessage(record)
+        is_advice = record.levelno >= logging.WARNING and record.name.startswith(f"{PROGRAM}.")
+        return with_options(text) if is_advice else text
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 (the name is logging's)
         return super().formatException(ei) if self._details else ""

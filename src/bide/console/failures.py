@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, nullcontext
 from datetime import datetime
 from typing import Any, Final
 
@@ -193,19 +193,21 @@ _Act = Callable[[ErrorQueue, Selection, BackgroundOperation], Awaitable[Operatio
 
 
 def _start(vhost: ConsoleVhost, parameters: Parameters, name: str, act: _Act) -> dict[str, Any]:
-    queue, selection = _queue(vhost, parameters), selection_of(parameters)
+    queue, selection, over = _queue(vhost, parameters), selection_of(parameters), _over(parameters)
     if selection.everything and not parameters.flag("all"):
         raise InvalidInputError("no condition was given: choose some messages, or all of them")
 
     async def work(running: BackgroundOperation) -> dict[str, Any]:
         try:
-            return (await act(queue, selection, running)).to_dict()
+            # Views do not wait for an operation at a pace, which can take hours.
+            async with vhost.reading(queue.queue) if over is None else nullcontext():
+                return (await act(queue, selection, running)).to_dict()
         except (asyncio.CancelledError, BideError):
             if queue.interrupted is not None:
                 running.result = queue.interrupted.to_dict()
             raise
 
-    return vhost.operations.start(name, queue.queue, _text(selection, _over(parameters)), work).to_dict()
+    return vhost.operations.start(name, queue.queue, _text(selection, over), work).to_dict()
 
 
 def _text(selection: Selection, over: str | None) -> str:

@@ -113,7 +113,7 @@ class ConsoleVhost:
 
     @asynccontextmanager
     async def reading(self, queue: str) -> AsyncIterator[None]:
-        """Read a queue in the block while no other view reads it: a reader holds the messages until it ends."""
+        """Read a queue in the block while no view or operation reads it: a reader holds the messages until it ends."""
         lock = self._reading.setdefault(queue, asyncio.Lock())
         async with lock:
             yield

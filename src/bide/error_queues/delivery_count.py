@@ -13,6 +13,7 @@ from bide.client.client import Client
 from bide.error_queues.browsed_message import BrowsedMessage
 from bide.errors import BideError, ManagementApiError
 from bide.recoverability import redrive
+from bide.runtime.bounded_cache import BoundedCache
 from bide.runtime.logs import logger
 from bide.topology import Argument
 
@@ -23,6 +24,9 @@ _MARGIN: Final = 2
 
 _WINDOW: Final = 200
 """How many copies may be unconfirmed at the same time."""
+
+_warned: Final = BoundedCache[tuple[object, ...], bool]()
+"""Queues for which this process has logged that their delivery limit is unknown. A command reads a queue repeatedly."""
 
 
 class DeliveryCountReset:
@@ -89,13 +93,20 @@ class DeliveryCountReset:
         if self._limit is None:
             return False
         if deliveries and self._assumed is not None:
+            self._warn(self._assumed)
+            self._assumed = None
+        return deliveries >= self._limit - _MARGIN
+
+    def _warn(self, reason: str) -> None:
+        """Warn, once per process and queue, that the limit is only assumed."""
+        queue = (self._client.url.hosts, self._client.url.vhost, self.queue)
+        if queue not in _warned:
+            _warned[queue] = True
             log.warning(
                 "the delivery limit of %r is unknown and assumed to be %d: if it is lower, browsing the queue "
                 "repeatedly loses messages (%s)",
-                *(self.queue, self._limit, self._assumed),
+                *(self.queue, self._limit, reason),
             )
-            self._assumed = None
-        return deliveries >= self._limit - _MARGIN
 
     def is_copy(self, held: BrowsedMessage) -> bool:
         """Whether this message is a copy that this object sent; True once for each copy."""

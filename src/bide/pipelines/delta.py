@@ -11,7 +11,7 @@ from pyarrow import fs
 from bide.errors import InvalidInputError
 
 _READER_VERSION: Final = 1
-"""The version of Delta's protocol for readers of the tables that bide writes: without deletion vectors and mappings of
+"""The reader version in Delta's protocol of tables that bide writes: without deletion vectors and mappings of
 columns."""
 
 _LOG: Final = "_delta_log"

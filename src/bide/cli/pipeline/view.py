@@ -84,9 +84,9 @@ def summary_lines(found: Survey, plan: SchedulePlan, targets: list[TargetCount])
     if found.first is not None and found.last is not None:
         lines.append(f"due from {found.first:%Y-%m-%d %H:%M:%S} to {found.last:%Y-%m-%d %H:%M:%S} UTC")
     if found.already_due:
-        overdue = f", {found.overdue:,} of them for more than 5 min" if found.overdue else ""
+        overdue = f", {found.overdue:,} for more than 5 min" if found.overdue else ""
         option = f" (--past {plan.settings.past})" if found.overdue and plan.settings.past else ""
-        lines.append(f"{found.already_due:,} are due already{overdue}{option}")
+        lines.append(f"due already: {quantity(found.already_due, 'message')}{overdue}{option}")
     return lines
 
 

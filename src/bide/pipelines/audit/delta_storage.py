@@ -37,8 +37,8 @@ VACUUM_FILES: Final = 20
 """The number of expired files from which they are deleted. A deletion writes two versions."""
 
 FILES_PER_VERSION: Final = 20
-"""A look for expired files lists the whole folder of a table. With this number of files for each version since the last
-look, its cost for a version does not depend on the number of files."""
+"""A look for expired files lists the whole folder of a table. It is due after one version for each of this number of
+files, so that its cost for a version stays the same."""
 
 _VACUUMED: Final = "_state/vacuumed.json"
 _STAGED: Final = "_state/staged"
