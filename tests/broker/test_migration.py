@@ -360,10 +360,27 @@ async def test_messages_without_an_id_are_moved_or_set_aside(vhost: Vhost) -> No
     assert (back.moved, back.set_aside.total()) == (4, 0)
 
 
+async def test_a_message_is_set_aside_without_a_reason_if_its_headers_leave_no_room_for_one(vhost: Vhost) -> None:
+    """The next run takes it again."""
+    source = bide.NServiceBus(version=1, routing="direct")
+    await put(vhost, source)
+    key, level = source.cascade.key, source.cascade.level_names[12]
+    await publish_raw(vhost, level, key(5000, "Missing"), {"h": "x" * 130_940})
+    migration = make(vhost, source, bide.Celery())
+    done = await migration.run()
+    assert (done.moved, done.set_aside.total(), done.left) == (0, 1, {})
+    async with connected(vhost.url) as connection, await connection.channel() as channel:
+        aside = await channel.get(migration.set_aside)
+        assert aside is not None
+        assert "bide-set-aside" not in aside.values["headers"]
+    done = await make(vhost, source, bide.Celery()).run()
+    assert done.taken == {migration.set_aside: 1}
+
+
 async def test_a_message_that_cannot_be_set_aside_stays_where_it_is(
     vhost: Vhost, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Its headers leave no room in the frame for the reason."""
+    """Its headers leave no room in the frame for its queue and its time."""
     source, target = bide.NServiceBus(version=1, routing="direct"), bide.Celery()
     await put(vhost, source, queues=["Sales"])
     key, level = source.cascade.key, source.cascade.level_names[12]

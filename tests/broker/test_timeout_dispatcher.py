@@ -7,19 +7,23 @@ import uuid
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
+from typing import Any
 
+import psycopg
 import pytest
+from pymysql import OperationalError
+from pymysql.constants.ER import LOCK_DEADLOCK
 
 import bide
 from bide.delay.nservicebus import format_timestamp
-from bide.errors import InvalidInputError
+from bide.errors import InvalidInputError, TimeoutStoreError
 from bide.timeouts import TimeoutDispatcher
 from bide.timeouts.database import Database
 from bide.timeouts.dispatcher import BATCH
 from bide.timeouts.due_rows import DueRows
-from bide.timeouts.tables import find_tables
+from bide.timeouts.tables import StoredTimeout, find_tables, stored_timeout
 from bide.topology import Queue, Topology
-from tests.broker.receiving import eventually, receive
+from tests.broker.receiving import connected, eventually, receive
 from tests.databases import DatabaseServer
 from tests.polling import wait_until
 from tests.stored_timeouts import Store, endpoints, later
@@ -142,10 +146,9 @@ async def test_a_full_target_does_not_stop_the_dispatcher(vhost: Vhost, store: S
     assert (arrived.message_id, aside.message_id, done.set_aside) == (name, "full", 1)
 
 
-async def test_a_message_that_cannot_be_set_aside_does_not_stop_the_dispatcher(
-    vhost: Vhost, store: Store, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Its headers leave no room in the frame for the reason."""
+@pytest.mark.parametrize("count", [1, BATCH])
+async def test_headers_that_fill_a_frame_do_not_stop_the_dispatcher(vhost: Vhost, store: Store, count: int) -> None:
+    """They leave no room for the reason. Unacknowledged, as many as the prefetch would keep all others away."""
     name, queue = "Dispatched", "Dispatched.Timeouts"
     async with endpoints(vhost, INFRASTRUCTURE, name) as client:
         await client.declare(Topology(queues=[Queue(queue)]))
@@ -153,17 +156,69 @@ async def test_a_message_that_cannot_be_set_aside_does_not_stop_the_dispatcher(
             "NServiceBus.Timeout.Expire": format_timestamp(later(minutes=-5)),
             "NServiceBus.Timeout.RouteExpiredTimeoutTo": name,
         }
-        await client.publish(b"huge", to=queue, headers={"h": "x" * 130_690})
+        async with connected(vhost.url) as connection, await connection.channel(confirms=True) as channel:
+            full = {"headers": {"h": "x" * 131_027}, "expiration": "9999999"}
+            for _ in range(count):
+                await channel.publish(exchange="", routing_key=queue, values={**full}, body=b"full")
         await client.publish(b"good", to=queue, headers=headers)
         dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=["*"])
         running = asyncio.create_task(dispatcher.run())
         (message,) = await receive(client, name, 1)
         assert message.body == b"good"
+        aside = await receive(client, dispatcher.set_aside, count)
+        dispatcher.stop()
+        assert (await running).set_aside == count
+    assert {(one.body, one.headers["h"]) for one in aside} == {(b"full", "x" * 131_027)}
+
+
+async def test_a_reason_is_shortened_to_the_room_in_the_frame(vhost: Vhost, store: Store) -> None:
+    name, queue = "Dispatched", "Dispatched.Timeouts"
+    saga = "no id " * 50
+    async with endpoints(vhost, INFRASTRUCTURE, name) as client:
+        await client.declare(Topology(queues=[Queue(queue)]))
+        clear = {"NServiceBus.ClearTimeouts": "True", "NServiceBus.SagaId": saga, "h": "x" * 130_300}
+        async with connected(vhost.url) as connection, await connection.channel(confirms=True) as channel:
+            await channel.publish(exchange="", routing_key=queue, values={"headers": clear}, body=b"")
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=["*"])
+        running = asyncio.create_task(dispatcher.run())
+        await eventually(lambda: client.exists(dispatcher.set_aside))
+        (aside,) = await receive(client, dispatcher.set_aside, 1)
         dispatcher.stop()
         await running
-        (stays,) = await receive(client, queue, 1)
-    assert stays.body == b"huge"
-    assert f"a message of {queue} stays there: the message has no header NServiceBus.Timeout" in caplog.text
+    reason = aside.raw.values["headers"]["bide-set-aside"]
+    assert reason.startswith("the header NServiceBus.SagaId is 'no id no id")
+    assert len(reason) == 100
+
+
+@pytest.mark.parametrize("blank", ["", " "])
+async def test_a_message_with_a_blank_id_is_sent_or_set_aside(vhost: Vhost, store: Store, blank: str) -> None:
+    """NServiceBus refuses such an id."""
+    name, queue = "Dispatched", "Dispatched.Timeouts"
+    async with endpoints(vhost, INFRASTRUCTURE, name) as client:
+        await client.declare(Topology(queues=[Queue(queue)]))
+        due = {"NServiceBus.Timeout.Expire": format_timestamp(later(minutes=-5))}
+        timeout = {**due, "NServiceBus.Timeout.RouteExpiredTimeoutTo": name}
+        async with connected(vhost.url) as connection, await connection.channel(confirms=True) as channel:
+            for headers in (timeout, {**timeout, "NServiceBus.MessageId": blank}, due):
+                values = {"headers": headers, "message_id": blank}
+                await channel.publish(exchange="", routing_key=queue, values=values, body=b"")
+            values = {"headers": {**timeout, "NServiceBus.MessageId": "own"}, "message_id": blank}
+            await channel.publish(exchange="", routing_key=queue, values=values, body=b"")
+        dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=["*"])
+        running = asyncio.create_task(dispatcher.run())
+        arrived = await receive(client, name, 3)
+        await eventually(lambda: client.exists(dispatcher.set_aside))
+        (aside,) = await receive(client, dispatcher.set_aside, 1)
+        dispatcher.stop()
+        await running
+    ids = {str(one.message_id) for one in arrived}
+    assert ids == {one.headers["NServiceBus.MessageId"] for one in arrived}
+    assert len(ids) == 3
+    assert "own" in ids
+    assert all(one.strip() for one in ids)
+    # It waits as it was sent.
+    assert aside.raw.values["message_id"] == blank
+    assert aside.headers == due
 
 
 async def test_one_warning_is_logged_for_all_timeouts_with_the_same_reason(
@@ -296,13 +351,44 @@ def test_due_rows_of_the_same_time_are_locked_once_until_the_restart(store: Stor
         rows.delete([])
 
 
+def test_rows_are_locked_after_a_deadlock(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The servers choose the transaction that they end, so the test raises the driver's error itself."""
+    deadlock: list[Exception] = [
+        psycopg.errors.DeadlockDetected() if store.server.scheme == "postgresql" else OperationalError(LOCK_DEADLOCK)
+    ]
+
+    def read(row: tuple[Any, ...]) -> StoredTimeout:
+        if deadlock:
+            raise deadlock.pop()
+        return stored_timeout(row)
+
+    monkeypatch.setattr("bide.timeouts.due_rows.stored_timeout", read)
+    ids = store.add("Dispatched", *[("Dispatched", later(minutes=-5), {}, b"x") for _ in range(3)])
+    with Database(store.url) as database:
+        rows = DueRows(database, *find_tables(database))
+        locked = [one.id for one in rows.lock(2)]
+        assert len({str(one) for one in locked} & set(ids)) == 2
+        assert not deadlock
+        rows.delete(locked)
+    assert len(store.stored("Dispatched")) == 1
+
+
 @pytest.mark.parametrize("others", [0, 50])
-def test_a_saga_is_cleared_while_one_of_its_timeouts_is_sent(store: Store, others: int) -> None:
+def test_a_saga_is_cleared_while_one_of_its_timeouts_is_sent(
+    store: Store, monkeypatch: pytest.MonkeyPatch, others: int
+) -> None:
     """MariaDB and MySQL end the deadlock: they roll back the deletion that has changed less."""
-    saga, sent = (
-        str(uuid.uuid4()),
-        "ffffffff-ffff-4fff-8fff-ffffffffffff",
-    )  # the last one that the other deletion reaches
+    deadlocks: list[TimeoutStoreError] = []
+    is_deadlock = Database.is_deadlock
+
+    def noticing(database: Database, error: TimeoutStoreError) -> bool:
+        if found := is_deadlock(database, error):
+            deadlocks.append(error)
+        return found
+
+    monkeypatch.setattr(Database, "is_deadlock", noticing)
+    saga = str(uuid.uuid4())
+    sent = "ffffffff-ffff-4fff-8fff-ffffffffffff"  # the last one that the other deletion reaches
     of_saga = store.add("Dispatched", *[("Dispatched", later(hours=1), {}, b"x") for _ in range(others)])
     of_saga += store.add("Dispatched", ("Dispatched", later(minutes=-5), {}, b"x"))
     change = store.statement('UPDATE "DispatchedTimeoutData" SET "Id" = %s, "SagaId" = %s WHERE "Id" = %s')
@@ -328,3 +414,4 @@ def test_a_saga_is_cleared_while_one_of_its_timeouts_is_sent(store: Store, other
         sending.delete([locked.id])
         cleared.result(TIMEOUT)
     assert store.stored("Dispatched") == set(kept)
+    assert bool(deadlocks) is not is_postgresql

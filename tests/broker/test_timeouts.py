@@ -374,6 +374,47 @@ async def test_an_interrupted_run_can_be_aborted_after_its_table_was_changed_or_
     assert abort_run(store.url).status == "aborted"
 
 
+async def test_a_run_does_not_continue_after_its_table_got_or_lost_a_column(vhost: Vhost, store: Store) -> None:
+    store.create("Sales")
+    store.add("Sales", *[("Sales", later(hours=2), {}, b"x") for _ in range(2)])
+    async with endpoints(vhost, bide.NServiceBus(), "Sales"):
+
+        def migration() -> TimeoutMigration:
+            return TimeoutMigration(store.url, vhost.url, bide.NServiceBus())
+
+        first = migration()
+        first.stop()
+        run = (await first.run()).run
+        store.server.execute(store.url, store.statement('ALTER TABLE "SalesTimeoutData" ADD COLUMN "Extra" int'))
+        with pytest.raises(TimeoutStoreError, match=r"'SalesTimeoutData' got the column 'Extra' .*abort_run"):
+            await migration().run()
+        store.server.execute(store.url, store.statement('ALTER TABLE "SalesTimeoutData" DROP COLUMN "Extra"'))
+        drop = 'ALTER TABLE "{}" DROP COLUMN "PersistenceVersion"'
+        store.server.execute(store.url, store.statement(drop.format("SalesTimeoutData")))
+        with pytest.raises(TimeoutStoreError, match=rf"lost the column 'PersistenceVersion' .*'bide_timeouts_{run}_0'"):
+            await migration().run()
+        # The way out that the error names.
+        store.server.execute(store.url, store.statement(drop.format(f"bide_timeouts_{run}_0")))
+        assert (await migration().run()).sent == {"Sales": 2}
+
+
+async def test_an_abort_names_the_column_or_table_that_claimed_rows_cannot_go_back_into(store: Store) -> None:
+    store.create("Sales")
+    store.add("Sales", ("Sales", later(hours=2), {}, b"x"))
+    claim(store, 1)
+    (run,) = list_runs(store.url)
+    drop = 'ALTER TABLE "SalesTimeoutData" DROP COLUMN "PersistenceVersion"'
+    store.server.execute(store.url, store.statement(drop))
+    with pytest.raises(TimeoutStoreError, match=r"lost the column 'PersistenceVersion'"):
+        abort_run(store.url)
+    store.server.execute(store.url, store.statement('DROP TABLE "SalesTimeoutData"'))
+    with pytest.raises(TimeoutStoreError, match=r"the table 'SalesTimeoutData' .* does not exist: create it again"):
+        abort_run(store.url)
+    # The way out that the error names.
+    store.server.execute(store.url, f"DROP TABLE bide_timeouts_{run.run}_0")
+    assert abort_run(store.url).status == "aborted"
+
+
 async def test_a_run_whose_claimed_rows_were_deleted_is_listed_and_aborted(store: Store) -> None:
     """To delete them is the way to delete the history of old runs."""
     store.create("Sales")

@@ -69,7 +69,16 @@ def start(vhost: Vhost, store: Store, *arguments: str) -> subprocess.Popen[str]:
 
 def run(vhost: Vhost, store: Store, *arguments: str) -> str:
     """What Python prints with these arguments."""
-    return start(vhost, store, *arguments).communicate(timeout=TIMEOUT)[0]
+    return output_of(start(vhost, store, *arguments))
+
+
+def output_of(process: subprocess.Popen[str]) -> str:
+    """What a process prints until it ends. It is killed if it does not end in time."""
+    with process:
+        try:
+            return process.communicate(timeout=TIMEOUT)[0]
+        finally:
+            process.kill()
 
 
 def blocks(language: str) -> list[str]:
@@ -120,7 +129,7 @@ async def test_the_dispatcher_of_the_page_sends_what_is_due(vhost: Vhost, server
             (message,) = await receive(client, "Sales.Orders", 1)
         finally:
             process.terminate()
-            await asyncio.to_thread(process.communicate, timeout=TIMEOUT)
+            await asyncio.to_thread(output_of, process)
         assert (message.body, process.returncode, store.count("Sales_Orders")) == (b"due", 0, 0)
 
 

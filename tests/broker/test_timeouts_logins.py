@@ -57,6 +57,10 @@ def test_the_certificate_is_checked_if_its_authority_is_given(
     other_name = url.replace("127.0.0.1", "localhost")
     Database(url).close()
     Database(f"{other_name}&ssl_verify_identity=false").close()
+    with Database(url) as database:
+        ((socket,),) = database.query("SELECT @@socket")
+    # The file of a socket has no name of a host.
+    Database(f"{other_name}&unix_socket={socket}").close()
     assert caplog.messages == []
     for refused in (url.replace("right.pem", "wrong.pem"), other_name):
         with pytest.raises(TimeoutStoreError, match=r"certificate .* ssl_ca.* ssl_verify_identity=false") as caught:
@@ -69,3 +73,8 @@ def test_the_name_in_the_certificate_is_checked_only_with_its_authority(url: str
         Database(f"{url}?ssl_ca=ca.pem&ssl_verify_identity=no")
     with pytest.raises(InvalidInputError, match=r"ssl_verify_identity=true.* ssl_ca=FILE"):
         Database(f"{url}?ssl_verify_identity=true")
+
+
+def test_an_empty_option_is_refused(url: str) -> None:
+    with pytest.raises(InvalidInputError, match=r"ssl_ca= without a value"):
+        Database(f"{url}?ssl_ca=")

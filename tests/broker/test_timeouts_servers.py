@@ -5,11 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
+import trustme
 
 import bide
+from bide.errors import TimeoutStoreError
 from bide.timeouts import TimeoutMigration
+from bide.timeouts.database import Database
+from bide.timeouts.preview import UNREADABLE_TIME
 from bide.timeouts.tables import mapped_table
 from tests.databases import DatabaseServer
 from tests.stored_timeouts import Store, endpoints, later
@@ -90,6 +95,35 @@ async def test_the_mode_and_the_time_zone_of_the_server_do_not_matter(vhost: Vho
     assert (done.sent, done.left.total(), done.is_finished) == ({"reminder": 1}, 1, True)
     assert (again.sent, again.left.total()) == ({}, 0)
     assert store.server.execute(store.url, "SELECT * FROM reminder") == before
+
+
+@ONLY_MYSQL
+def test_a_server_without_tls_is_refused_if_its_certificate_is_to_be_checked(store: Store, tmp_path: Path) -> None:
+    """MariaDB has no TLS here. MySQL has a certificate that it signed itself."""
+    trustme.CA().cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    with pytest.raises(TimeoutStoreError, match=r"SSL is required|is not accepted"):
+        Database(f"{store.url}?ssl_ca={tmp_path}/ca.pem")
+
+
+@ONLY_MYSQL
+async def test_dates_that_do_not_exist_are_copied_and_not_sent(vhost: Vhost, store: Store) -> None:
+    """A program can have stored them with the mode ALLOW_INVALID_DATES. A date can also be the default of a column."""
+    due = later(hours=1).replace(tzinfo=None)
+    rows = [(1, "Gone", due, "2026-02-31"), (2, "Sales", due, "2026-02-31"), (3, "Sales", "2027-02-31", None)]
+    with store.server.connect(store.url) as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES'")
+        cursor.execute(
+            "CREATE TABLE reminder (number int PRIMARY KEY, queue varchar(50), body varchar(50), due datetime, "
+            "changed date DEFAULT '2026-02-31')"
+        )
+        cursor.executemany("INSERT INTO reminder VALUES (%s, %s, 'x', %s, %s)", rows)
+        connection.commit()
+    select = "SELECT * FROM reminder WHERE number <> 2 ORDER BY number"
+    before = store.server.execute(store.url, select)
+    async with endpoints(vhost, INFRASTRUCTURE, "Sales"):
+        done = await TimeoutMigration(store.url, vhost.url, INFRASTRUCTURE, table=REMINDER).run()
+    assert (done.sent, done.left.total(), done.left[UNREADABLE_TIME]) == ({"reminder": 1}, 2, 1)
+    assert store.server.execute(store.url, select) == before
 
 
 @ONLY_MYSQL

@@ -60,9 +60,11 @@ def test_a_copy_keeps_properties_and_headers_but_not_those_of_the_wait() -> None
     }
 
 
-def test_a_copy_without_an_id_gets_one() -> None:
-    copy = onward_copy(taken(), TARGET, DUE, user="bide")
-    assert copy.message_id
+@pytest.mark.parametrize("values", [{}, {"message_id": ""}, {"message_id": " "}])
+def test_a_copy_without_an_id_gets_one(values: dict[str, Any]) -> None:
+    """NServiceBus refuses a blank one."""
+    copy = onward_copy(taken(**values), TARGET, DUE, user="bide")
+    assert copy.message_id.strip()
     assert copy.values == {"message_id": copy.message_id, "headers": {}}
 
 

@@ -49,19 +49,21 @@ def carry_user_id(properties: dict[str, Any], headers: dict[str, Any], user: str
         headers[HEADER_USER] = properties.pop("user_id")
 
 
-def set_aside_values(values: Mapping[str, Any], reason: str, *, user: str | None) -> dict[str, Any]:
+def set_aside_values(values: Mapping[str, Any], reason: str | None, *, user: str | None) -> dict[str, Any]:
     """The properties of a message in a queue for messages that cannot be sent on.
 
-    Its expiration is moved to a header, because the broker would otherwise delete the message.
+    Its expiration is moved to a header, because the broker would otherwise delete the message. Without a reason, no
+    header is added and the expiration is lost, so that headers that filled a frame still do.
 
     Args:
         values: its properties by their AMQP names.
-        reason: why it cannot be sent, for the header ``bide-set-aside``.
+        reason: why it cannot be sent, for the header ``bide-set-aside``; None if there is no room for this header.
         user: the user of the connection.
     """
     properties = {name: value for name, value in values.items() if name != "headers"}
-    headers = {**(values.get("headers") or {}), HEADER_SET_ASIDE: reason[:MAX_REASON]}
+    headers = dict(values.get("headers") or {})
+    added: dict[str, Any] = {HEADER_SET_ASIDE: reason and reason[:MAX_REASON]}
     if (expiration := properties.pop("expiration", None)) is not None:
-        headers[HEADER_EXPIRATION] = expiration
-    carry_user_id(properties, headers, user)
-    return {**properties, "headers": headers}
+        added[HEADER_EXPIRATION] = expiration
+    carry_user_id(properties, added, user)
+    return {**properties, "headers": headers if reason is None else headers | added}

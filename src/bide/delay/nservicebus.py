@@ -232,6 +232,11 @@ def _bound(infrastructure: NServiceBus, target: Target) -> BoundTarget:
     return BoundTarget(address=target.queue, routed_to=target.queue, requires=Topology(bindings=[binding]))
 
 
+def is_blank(message_id: Any) -> bool:
+    """Whether NServiceBus refuses a message with this id: it is missing, or has nothing but white space."""
+    return not isinstance(message_id, str) or not message_id.strip()
+
+
 def nservicebus_headers(
     message_id: str,
     now: datetime,
@@ -265,7 +270,7 @@ def nservicebus_headers(
         InvalidInputError: the message id is blank.
         InvalidDueTimeError: a time has no time zone.
     """
-    if not message_id.strip():
+    if is_blank(message_id):
         raise InvalidInputError("the message id is blank: NServiceBus refuses a message without one; give it an id")
     given = {
         _CONTENT_TYPE: content_type,

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from bide.amqp.delivery import Delivery
 from bide.delay.forwarding import carry_user_id, set_aside_values
+from bide.delay.nservicebus import is_blank
 from bide.delay.protocol import (
     HEADER_DUE,
     HEADER_EXPIRATION,
@@ -98,14 +99,18 @@ def onward_copy(taken: TakenMessage, target: Target, due: datetime, *, user: str
             raise InvalidInputError(f"the message has a header {name}, which a delayed message cannot carry")
     carry_user_id(values, headers, user)
     values["headers"] = headers
-    message_id = values["message_id"] = values.get("message_id") or new_message_id()
+    if is_blank(values.get("message_id")):
+        values["message_id"] = new_message_id()
     return PreparedMessage(
-        target=target, body=delivery.body, message_id=message_id, due=due, values=values, is_copy=True
+        target=target, body=delivery.body, message_id=values["message_id"], due=due, values=values, is_copy=True
     )
 
 
-def set_aside_copy(taken: TakenMessage, exchange: str, reason: str, *, user: str) -> PreparedMessage:
-    """Copy a message as it was taken, with the reason in a header, for the exchange of set-aside messages."""
+def set_aside_copy(taken: TakenMessage, exchange: str, reason: str | None, *, user: str) -> PreparedMessage:
+    """Copy a message as it was taken, with the reason in a header, for the exchange of set-aside messages.
+
+    Without a reason, its expiration is lost: see :func:`bide.delay.forwarding.set_aside_values`.
+    """
     delivery = taken.delivery
     values = set_aside_values(delivery.values, reason, user=user)
     values["headers"] |= {HEADER_QUEUE: taken.queue, HEADER_AT: to_milliseconds(taken.at)}

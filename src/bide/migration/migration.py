@@ -37,6 +37,7 @@ from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
 from bide.client.first_failure import FirstFailure
+from bide.client.set_aside import send_aside
 from bide.delay import recognition
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.cascade_keys import original_key
@@ -180,8 +181,7 @@ class Migration:
             )
             if self._to_url is not None and self._shares_names():
                 await self._lock.refuse_same(self._to_url)
-            # Without the headers that the receivers of the target infrastructure expect: they are those of a new
-            # message.
+            # A client without the target infrastructure, because that one would add the headers of a new message.
             self._aside = await stack.enter_async_context(connect(self._url))
             self._failure = FirstFailure(connection)
             self._channel = channel
@@ -320,7 +320,7 @@ class Migration:
             try:
                 await self._put_aside(taken, str(error))
             except InvalidInputError as second:
-                # Its headers nearly fill a frame, and there is no room for the reason.
+                # Its headers nearly fill a frame, and there is no room for the queue and the time.
                 log.warning("a message of %s stays there: %s; it cannot be set aside either: %s", queue, error, second)
                 self._staying[queue] += 1
                 return
@@ -364,7 +364,8 @@ class Migration:
                 queue = Queue.quorum(name, {"x-overflow": "reject-publish"})
                 await self._aside.declare(Topology([Exchange(name, "fanout")], [queue], [Binding(name, name)]))
                 self._has_aside = True
-        await self._aside.forward(set_aside_copy(taken, name, reason, user=self._aside.url.user))
+        user = self._aside.url.user
+        await send_aside(self._aside, reason, lambda text: set_aside_copy(taken, name, text, user=user))
 
     # -- the end
 
@@ -375,7 +376,8 @@ class Migration:
             async with management_api(self._url, self._management_url) as api, asyncio.timeout(_RECOUNT):
                 counts = await self._owned(api)
                 self.done.counts_all = True
-                while sum(counts.values()) > self._staying.total() and self.done.is_finished:
+                # The messages that stay in the set-aside queue are not among these counts.
+                while self.done.is_finished and any(one > self._staying[name] for name, one in counts.items()):
                     await asyncio.sleep(1)  # the API computes its counts every few seconds
                     counts = await self._owned(api)
         except (ManagementApiError, TimeoutError) as error:

@@ -85,9 +85,21 @@ class ClaimedTable:
         self._all = ""
 
     def open(self) -> None:
-        """Read the columns of the table, and the number of the last batch."""
+        """Read the columns of the table, and the number of the last batch.
+
+        Raises:
+            TimeoutStoreError: a table was dropped, or its columns were changed, since the run began.
+        """
         with self._database.transaction() as cursor:
-            self._all = self._quoted(self._columns(cursor, self.table.name))
+            columns = self._columns(cursor, self.table.name)
+            claimed = self._columns(cursor, self._claims_name).keys() - _OWN_COLUMNS
+            if added := sorted(columns.keys() - claimed):
+                raise TimeoutStoreError(
+                    f"the table {self.table.name!r} got the column {added[0]!r} after the unfinished run began: end "
+                    "this run with bide.timeouts.abort_run(...), and begin a new one"
+                )
+            self._check_dropped(claimed - columns.keys())
+            self._all = self._quoted(columns)
             cursor.execute(f"SELECT COALESCE(MAX(bide_batch), 0) FROM {self._claims}", ())
             self._batch = int(cursor.fetchall()[0][0])
 
@@ -98,19 +110,43 @@ class ClaimedTable:
             cursor.execute(statement, ())
 
     def _columns(self, cursor: Cursor, table: str) -> dict[str, str | None]:
-        """The columns of a table with the expressions of those that the server computes."""
-        cursor.execute(f"SELECT * FROM {self._database.table(table)} WHERE 1 = 0", ())
-        cursor.fetchall()
-        names = [one[0] for one in cursor.description]
+        """The columns of a table with the expressions of those that the server computes.
+
+        Raises:
+            TimeoutStoreError: the table does not exist.
+        """
         cursor.execute(
             "SELECT column_name, generation_expression FROM information_schema.columns "
             "WHERE table_schema = %s AND table_name = %s ORDER BY ordinal_position",
             (self._database.schema, table),
         )
         expressions = dict(cursor.fetchall())
+        if not expressions:
+            way_out = (
+                "end the run with bide.timeouts.abort_run(...)"
+                if table == self._claims_name
+                else f"create it again, or drop the table {self._claims_name!r} of its claimed rows to give them up, "
+                "and end the run with bide.timeouts.abort_run(...)"
+            )
+            raise TimeoutStoreError(f"the table {table!r} of an unfinished run does not exist: {way_out}")
+        cursor.execute(f"SELECT * FROM {self._database.table(table)} WHERE 1 = 0", ())
+        cursor.fetchall()
+        names = [one[0] for one in cursor.description]
         # MySQL and MariaDB leave invisible columns out of ``*``.
         names += [name for name in expressions if name not in names]
         return {name: expressions.get(name) for name in names}
+
+    def _check_dropped(self, columns: Iterable[str]) -> None:
+        """Check that the endpoint's table has all columns of the claimed rows.
+
+        Raises:
+            TimeoutStoreError: there are such columns.
+        """
+        if dropped := sorted(columns):
+            raise TimeoutStoreError(
+                f"the table {self.table.name!r} lost the column {dropped[0]!r} after the unfinished run began: add it "
+                f"again, or drop it from the table {self._claims_name!r} of the claimed rows too"
+            )
 
     def _quoted(self, names: Iterable[str]) -> str:
         return ", ".join(map(self._database.dialect.quote, names))
@@ -262,12 +298,14 @@ class ClaimedTable:
     def _restore(self, cursor: Cursor, condition: str, values: Sequence[Any]) -> int:
         cursor.execute(f"SELECT COUNT(*) FROM {self._claims} WHERE {condition}", values)
         if not cursor.fetchall()[0][0]:
-            # The table may be gone.
+            # Nothing to put back: the endpoint's table may have been dropped.
             return 0
         # The claimed rows have the columns of the time when the run began.
         claimed = self._columns(cursor, self._claims_name).keys() - _OWN_COLUMNS
         # The server computes generated columns itself, and refuses values for them.
-        generated = {name for name, expression in self._columns(cursor, self.table.name).items() if expression}
+        columns = self._columns(cursor, self.table.name)
+        self._check_dropped(claimed - columns.keys())
+        generated = {name for name, expression in columns.items() if expression}
         names = self._quoted(sorted(claimed - generated))
         cursor.execute(
             f"INSERT INTO {self._source} ({names}) {self._database.dialect.overriding} "

@@ -36,7 +36,7 @@ class Database:
         with self._translated():
             self._connection = self.dialect.connect(url)
         try:
-            self.dialect.warn_about_missing_tls(self._connection)
+            self.dialect.warn_about_readable_password(self._connection)
             with self.transaction() as cursor:
                 for statement in self.dialect.session:
                     cursor.execute(statement)

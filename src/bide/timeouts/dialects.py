@@ -78,8 +78,8 @@ class Dialect(ABC):
         """A new connection that does not commit by itself."""
 
     @abstractmethod
-    def warn_about_missing_tls(self, connection: Any) -> None:
-        """Warn if the password was sent to another machine without TLS, or with MySQL's unchecked certificate."""
+    def warn_about_readable_password(self, connection: Any) -> None:
+        """Warn if a password was sent to another machine without TLS, or over TLS whose certificate is not checked."""
 
     @abstractmethod
     def errors(self) -> tuple[type[Exception], ...]:
@@ -140,8 +140,8 @@ class PostgreSql(Dialect):
             raise InvalidInputError("the URL of the database has a stray percent sign: write it as %25")
         return psycopg.connect(url, connect_timeout=_CONNECT_SECONDS)
 
-    def warn_about_missing_tls(self, connection: Any) -> None:
-        """See :meth:`Dialect.warn_about_missing_tls`."""
+    def warn_about_readable_password(self, connection: Any) -> None:
+        """See :meth:`Dialect.warn_about_readable_password`."""
         if connection.info.password and not connection.pgconn.ssl_in_use:
             # A duplicate of the socket, because the end of the block closes it, and the driver still needs its own.
             with socket.socket(fileno=os.dup(connection.pgconn.socket)) as copy:
@@ -192,7 +192,7 @@ class MySql(Dialect):
     session = (
         "SET time_zone = '+00:00'",
         # Rows are copied as they are, also if the mode of the server refuses their dates or replaces a number of 0.
-        "SET sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO'",
+        "SET sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'",
         # The claim of a batch must not lock the gaps between rows, where the endpoints insert new ones.
         "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     )
@@ -210,11 +210,13 @@ class MySql(Dialect):
         import pymysql
 
         parts = urlsplit(url)
-        options = {name: values[-1] for name, values in parse_qs(parts.query).items()}
+        options = {name: values[-1] for name, values in parse_qs(parts.query, keep_blank_values=True).items()}
         if unknown := sorted(options.keys() - set(_MYSQL_OPTIONS)):
             raise InvalidInputError(
                 f"the URL of the database has the option {unknown[0]!r}: give {', '.join(_MYSQL_OPTIONS)}"
             )
+        if empty := [name for name, value in options.items() if not value]:
+            raise InvalidInputError(f"the database's URL has {empty[0]}= without a value: give one, or leave it out")
         has_authority, verify_identity = "ssl_ca" in options, options.get("ssl_verify_identity")
         if verify_identity not in ((None, "true", "false") if has_authority else (None,)):
             raise InvalidInputError(
@@ -231,7 +233,8 @@ class MySql(Dialect):
                 ssl_ca=options.get("ssl_ca"),
                 # PyMySQL does not check the certificate unless these are given.
                 ssl_verify_cert=has_authority,
-                ssl_verify_identity=has_authority and verify_identity != "false",
+                # The certificate of a server has the name of a host, which the file of a socket does not.
+                ssl_verify_identity=has_authority and verify_identity != "false" and "unix_socket" not in options,
                 charset="utf8mb4",
                 connect_timeout=_CONNECT_SECONDS,
             )
@@ -255,8 +258,8 @@ class MySql(Dialect):
                 "to the URL"
             ) from error
 
-    def warn_about_missing_tls(self, connection: Any) -> None:
-        """See :meth:`Dialect.warn_about_missing_tls`."""
+    def warn_about_readable_password(self, connection: Any) -> None:
+        """See :meth:`Dialect.warn_about_readable_password`."""
         used = connection._sock  # noqa: SLF001 (no public one)
         # By default, PyMySQL uses TLS if the server has it, without checking the certificate.
         if connection.password and not (isinstance(used, ssl.SSLSocket) and used.context.verify_mode):

@@ -15,9 +15,10 @@ from bide.client.client import Client, connect
 from bide.client.consumer import Consumer
 from bide.client.message import Message
 from bide.client.received_message import KEPT_PROPERTIES
+from bide.client.set_aside import send_aside
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.forwarding import set_aside_values
-from bide.delay.nservicebus import format_timestamp
+from bide.delay.nservicebus import NATIVE_MESSAGE_ID, format_timestamp, is_blank
 from bide.delay.protocol import DelayInfrastructure, QueueTarget
 from bide.delay.waiting import native_time
 from bide.errors import BideError, InvalidInputError, PublishRefusedError, TargetNotFoundError, UnroutableError
@@ -73,7 +74,9 @@ class TimeoutDispatcher:
     database. Several processes can do this for one endpoint.
 
     A row is deleted, or a received message acknowledged, only after the broker has confirmed the message that was sent
-    for it. A kill in between repeats at most 100 rows and 100 messages.
+    for it. A kill in between repeats at most 100 rows and 100 messages. MariaDB and MySQL can end a deadlock between
+    this deletion and that of a saga's timeouts by unlocking the rows. They are deleted again at once; in between,
+    another process can send up to 100 of them a second time.
 
     Args:
         database_url: see :class:`bide.timeouts.TimeoutMigration`.
@@ -133,6 +136,8 @@ class TimeoutDispatcher:
         async with (
             WorkerThread() as thread,
             connect(self._url, infrastructure=self._infrastructure) as client,
+            # Without the infrastructure, because that one would add the headers of a new message.
+            connect(self._url) as self._aside,
         ):
             database = await thread.run(Database, self._database_url)
             try:
@@ -270,9 +275,9 @@ class TimeoutDispatcher:
                 # A delay queue refuses the message, not its target. It would refuse all others too, so they stay here.
                 raise
             try:
-                await self._put_aside(client, message, str(error))
+                await self._put_aside(message, str(error))
             except InvalidInputError as second:
-                # Its headers nearly fill a frame, and there is no room for the reason.
+                # It has a value that bide can read and not write.
                 log.warning(
                     "a message of %s stays there: %s; it cannot be set aside either: %s", self.queue, error, second
                 )
@@ -285,17 +290,22 @@ class TimeoutDispatcher:
             for table in tables:
                 DueRows(database, table).clear_saga(saga)
 
-    async def _put_aside(self, client: Client, message: Message, reason: str) -> None:
-        log.warning("a message of %s is set aside in %s: %s", self.queue, self.set_aside, reason)
+    async def _put_aside(self, message: Message, reason: str) -> None:
         async with self._declaring_aside:
-            await client.declare(Topology(queues=[Queue.quorum(self.set_aside, {"x-overflow": "reject-publish"})]))
-        received = {**message.raw.values, "headers": message.headers, "delivery_mode": 2}
-        values = set_aside_values(received, reason, user=client.url.user)
-        message_id = values.setdefault("message_id", new_message_id())
-        copy = PreparedMessage(
-            target=QueueTarget(self.set_aside), body=message.body, message_id=message_id, values=values, is_copy=True
-        )
-        await client.forward(copy)
+            await self._aside.declare(Topology(queues=[Queue.quorum(self.set_aside, {"x-overflow": "reject-publish"})]))
+        received = {**message.raw.values, "headers": message.headers}
+
+        def copy(text: str | None) -> PreparedMessage:
+            return PreparedMessage(
+                target=QueueTarget(self.set_aside),
+                body=message.body,
+                message_id=message.message_id or "",
+                values=set_aside_values(received, text, user=self._aside.url.user),
+                is_copy=True,
+            )
+
+        await send_aside(self._aside, reason, copy)
+        log.warning("a message of %s was set aside in %s: %s", self.queue, self.set_aside, reason)
         self.done.set_aside += 1
 
 
@@ -311,13 +321,14 @@ def _delayed(message: Message) -> OutgoingMessage:
         raise InvalidInputError(f"the message has no header {_ROUTE_TO}")
     due = native_time(_EXPIRE, headers.pop(_EXPIRE, None))
     headers.setdefault(DELIVER_AT, format_timestamp(due))
-    return OutgoingMessage(
-        message.body,
-        to=destination,
-        deliver_at=due,
-        headers=headers,
-        **{**{name: getattr(message, name) for name in KEPT_PROPERTIES}, "persistent": True},
-    )
+    properties = {name: getattr(message, name) for name in KEPT_PROPERTIES}
+    properties["persistent"] = True
+    if is_blank(headers.get(NATIVE_MESSAGE_ID)):
+        # NServiceBus's headers are added to a message without this one.
+        headers.pop(NATIVE_MESSAGE_ID, None)
+    if is_blank(message.message_id):
+        properties["message_id"] = headers.get(NATIVE_MESSAGE_ID) or new_message_id()
+    return OutgoingMessage(message.body, to=destination, deliver_at=due, headers=headers, **properties)
 
 
 def _saga_of(headers: Mapping[str, Any]) -> str:

@@ -40,6 +40,10 @@ class DueRows:
         Args:
             size: the maximum number of rows.
         """
+        # Nothing of these rows was sent yet, so a deadlock with the deletion of a saga is harmless.
+        return self._database.repeat_after_deadlocks(lambda: self._try_lock(size))
+
+    def _try_lock(self, size: int) -> list[StoredTimeout]:
         earliest, condition, values = EARLIEST, "", list[Any]()
         if self._behind is not None:
             earliest, identity = self._behind
@@ -71,7 +75,8 @@ class DueRows:
         except TimeoutStoreError as error:
             if not self._database.is_deadlock(error):
                 raise
-            # The timeouts of a saga are being deleted. The rows are no longer locked, but their messages were sent.
+            # The timeouts of a saga are being deleted. The rows are no longer locked, but their messages were sent:
+            # until they are deleted, another process can lock them and send them again.
             self._database.repeat_after_deadlocks(lambda: self._delete_again(ids))
 
     def _delete_again(self, ids: Collection[Any]) -> None:

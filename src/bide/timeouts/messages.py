@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from bide.delay.allowed_targets import AllowedTargets
 from bide.delay.cascade_keys import HEADER_DELAY
-from bide.delay.nservicebus import NATIVE_MESSAGE_ID, format_timestamp
+from bide.delay.nservicebus import NATIVE_MESSAGE_ID, format_timestamp, is_blank
 from bide.delay.protocol import QueueTarget
 from bide.durations import format_delay
 from bide.errors import InvalidInputError
@@ -27,7 +27,8 @@ def timeout_message(
     """The message of a stored timeout, as NServiceBus would send it.
 
     It has the stored headers and body, and the properties that NServiceBus.RabbitMQ derives from the headers. Its
-    message id is the header ``NServiceBus.MessageId``, or else the id of the timeout. So copies have the same id.
+    message id is the header ``NServiceBus.MessageId`` if it is not blank, or else the id of the timeout. So copies have
+    the same id.
 
     Args:
         timeout: the stored timeout.
@@ -53,7 +54,8 @@ def timeout_message(
     headers = headers_from_json(timeout.headers)
     # The transport writes its own header with the delay.
     headers.pop(HEADER_DELAY, None)
-    message_id = headers[NATIVE_MESSAGE_ID] = headers.get(NATIVE_MESSAGE_ID) or id_text(timeout.id)
+    if is_blank(headers.get(NATIVE_MESSAGE_ID)):
+        headers[NATIVE_MESSAGE_ID] = id_text(timeout.id)
     headers.setdefault(DELIVER_AT, format_timestamp(timeout.due))
     types = headers.get("NServiceBus.EnclosedMessageTypes")
     return OutgoingMessage(
@@ -61,7 +63,7 @@ def timeout_message(
         to=destination,
         deliver_at=timeout.due,
         headers=headers,
-        message_id=message_id,
+        message_id=headers[NATIVE_MESSAGE_ID],
         correlation_id=headers.get("NServiceBus.CorrelationId"),
         reply_to=headers.get("NServiceBus.ReplyToAddress"),
         content_type=headers.get("NServiceBus.ContentType"),
