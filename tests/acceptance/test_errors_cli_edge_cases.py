@@ -106,7 +106,8 @@ def test_an_unknown_delivery_limit_is_one_warning_of_a_command(
         assert done.returncode == 0, printed
         # From 4.3 on, browsing does not count as a failed delivery.
         assert printed.count("the delivery limit of 'error' is unknown") == (release < (4, 3)), printed
-        assert (way_out in printed) is (release < (4, 3)), printed
+        # On a busy machine, the five seconds for the API end before the connection is refused.
+        assert (way_out in printed or "its management API is too slow" in printed) is (release < (4, 3)), printed
 
 
 def test_json_output_has_one_object_per_line(program: Program, vhost: Vhost) -> None:

@@ -23,7 +23,7 @@ from bide.migration import Migration
 from bide.relay import Relay
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.conftest import SMALL_CLOCK
-from tests.broker.receiving import connected, eventually, ready, ready_at, receive
+from tests.broker.receiving import connected, eventually, ready, ready_at, receive, until_ready
 from tests.support import Vhost
 
 LAYOUTS: dict[str, DelayInfrastructure] = {
@@ -324,6 +324,8 @@ async def test_messages_that_cannot_be_sent_on_are_set_aside_and_taken_again(vho
         first = await channel.get(migration.set_aside)
         assert first is not None
         assert first.values["headers"]["bide-set-aside"] in done.set_aside
+    # The queue gives back what was not acknowledged a moment later.
+    await until_ready(vhost.url, migration.set_aside, 5)
     # The cause is gone: the next run sends them.
     await put(vhost, queues=["Missing", "Secret"])
     again = await make(vhost, source, SMALL_CLOCK).run()
@@ -354,6 +356,7 @@ async def test_messages_without_an_id_are_moved_or_set_aside(vhost: Vhost) -> No
         assert aside is not None
         # It waits as it was sent, until it is moved.
         assert not [name for name in aside.values["headers"] if name.startswith("NServiceBus.")]
+    await until_ready(vhost.url, migration.set_aside, 2)
     await put(vhost, queues=["Missing"])
     assert (await make(vhost, source, target).run()).moved == 2
     back = await make(vhost, target, source).run()
@@ -373,6 +376,7 @@ async def test_a_message_is_set_aside_without_a_reason_if_its_headers_leave_no_r
         aside = await channel.get(migration.set_aside)
         assert aside is not None
         assert "bide-set-aside" not in aside.values["headers"]
+    await until_ready(vhost.url, migration.set_aside, 1)
     done = await make(vhost, source, bide.Celery()).run()
     assert done.taken == {migration.set_aside: 1}
 

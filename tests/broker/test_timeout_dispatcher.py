@@ -165,6 +165,7 @@ async def test_headers_that_fill_a_frame_do_not_stop_the_dispatcher(vhost: Vhost
         running = asyncio.create_task(dispatcher.run())
         (message,) = await receive(client, name, 1)
         assert message.body == b"good"
+        await eventually(lambda: client.exists(dispatcher.set_aside))
         aside = await receive(client, dispatcher.set_aside, count)
         dispatcher.stop()
         assert (await running).set_aside == count
