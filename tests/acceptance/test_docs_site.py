@@ -202,7 +202,7 @@ def test_sites_of_all_releases_link_to_each_other(small: Path, tmp_path: Path) -
         found = "[...document.querySelectorAll('.versions a')].map((one) => [one.innerText, one.href])"
         page.open(versions / "index.html")
         newest = (versions / "0.10.0" / "index.html").as_uri()
-        wait_until(lambda: page.evaluate("location.href") == newest, "the newest release is open")
+        wait_until(lambda: page.address() == newest, "the newest release is open")
         for version, title in (("unreleased", "0.10.0"), ("0.10.0", "0.10.0"), ("0.9.0", "0.9.0")):
             for name in ("index.html", "patterns/one.html", "patterns/two.html"):
                 if (version, name) == ("0.9.0", "patterns/two.html"):
