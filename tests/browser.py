@@ -82,6 +82,11 @@ class Browser:
         while page not in self._loaded:
             self._handle(self._next(deadline))
 
+    def address(self) -> str:
+        """The address of the page, also while another one replaces it: then calls that need a page fail."""
+        address: str = self.call("Target.getTargetInfo")["targetInfo"]["url"]
+        return address
+
     def evaluate(self, expression: str) -> Any:
         """The value of an expression of JavaScript on the page."""
         found = self.call("Runtime.evaluate", expression=expression, returnByValue=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, AnyStr
 
 from tests.timeouts import TIMEOUT
 
@@ -27,9 +28,17 @@ def wait_until(
 
 
 def wait_while_running(
-    process: subprocess.Popen[Any], condition: Callable[[], object], what: str, *, step: float = 0.02
+    process: subprocess.Popen[Any],
+    condition: Callable[[], object],
+    what: str,
+    *,
+    seconds: float = TIMEOUT,
+    step: float = 0.02,
 ) -> None:
-    """Poll until a condition holds that a process brings about; if the process ends before, the test fails."""
+    """Poll until a condition holds that a process brings about; if the process ends before, the test fails.
+
+    The arguments are those of :func:`wait_until`.
+    """
 
     def holds() -> bool:
         is_running = process.poll() is None
@@ -38,4 +47,14 @@ def wait_while_running(
         assert is_running, f"the process ended with {process.returncode} before {what}"
         return False
 
-    wait_until(holds, what, step=step)
+    wait_until(holds, what, seconds=seconds, step=step)
+
+
+@contextmanager
+def killed_at_the_end(process: subprocess.Popen[AnyStr]) -> Iterator[subprocess.Popen[AnyStr]]:
+    """A process that does not outlive the block, however the block ends."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()

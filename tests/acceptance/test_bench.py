@@ -16,20 +16,26 @@ from uuid import uuid4
 import pytest
 
 from bide.local_broker.installation import HOME_VARIABLE
-from tests.polling import wait_until, wait_while_running
+from tests.polling import killed_at_the_end, wait_until, wait_while_running
 from tests.readme import ROOT, blocks, read
 from tests.support import Rabbitmq
 from tests.timeouts import TIMEOUT
 
 
+def root_option(rabbitmq: Rabbitmq) -> list[str]:
+    return [] if rabbitmq.chroot is None else ["--root", str(rabbitmq.chroot)]
+
+
+def environment_for(rabbitmq: Rabbitmq) -> dict[str, str]:
+    return {**os.environ, **({} if rabbitmq.home is None else {HOME_VARIABLE: str(rabbitmq.home)})}
+
+
 def bench(rabbitmq: Rabbitmq, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    root = () if rabbitmq.chroot is None else ("--root", str(rabbitmq.chroot))
-    home = {} if rabbitmq.home is None else {HOME_VARIABLE: str(rabbitmq.home)}
     return subprocess.run(
-        [sys.executable, "-m", "benchmarks", *arguments, *root],
+        [sys.executable, "-m", "benchmarks", *arguments, *root_option(rabbitmq)],
         capture_output=True,
         text=True,
-        env={**os.environ, **home, **environment},
+        env={**environment_for(rabbitmq), **environment},
         timeout=TIMEOUT,
         check=False,
     )
@@ -81,11 +87,10 @@ def test_a_failed_case_is_reported_and_the_others_are_measured(rabbitmq: Rabbitm
 def test_a_signal_ends_broker_and_job(rabbitmq: Rabbitmq) -> None:
     """Neither the broker nor the job that is under way."""
     mark = f"BIDE_TEST_MARK={uuid4().hex}"
-    root = () if rabbitmq.chroot is None else ("--root", str(rabbitmq.chroot))
-    home = {} if rabbitmq.home is None else {HOME_VARIABLE: str(rabbitmq.home)}
-    command = [sys.executable, "-m", "benchmarks", "sustained", "--rounds", "1", "--only", "Clock", *root]
-    marked = dict([mark.split("=")])
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, **home, **marked}) as process:
+    command = [sys.executable, "-m", "benchmarks", "sustained", "--rounds", "1", "--only", "Clock"]
+    command += root_option(rabbitmq)
+    environment = {**environment_for(rabbitmq), **dict([mark.split("=")])}
+    with killed_at_the_end(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)) as process:
         wait_while_running(
             process, lambda: any("-m benchmarks.suite" in one for one in commands_of(mark)), "the job has started"
         )
@@ -123,15 +128,16 @@ def test_a_scale_out_of_range_is_refused(rabbitmq: Rabbitmq, value: str) -> None
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_the_profile_of_a_broker_has_the_rows_of_the_page() -> None:
-    """A short run at a low rate, with the installed RabbitMQ."""
+def test_the_profile_of_a_broker_has_the_rows_of_the_page(rabbitmq: Rabbitmq) -> None:
+    """A short run at a low rate."""
     ((_, block),) = blocks("docs/limits.md")
     given = block.removeprefix("$ ").replace(' --root "$(scripts/broker-root.sh forky)"', "").replace("30", "2")
     program, *arguments = shlex.split(given)
     assert (program, arguments) == ("python", ["-m", "benchmarks.broker_profile", "--seconds", "2", "--longest", "2"])
     done = subprocess.run(
-        [sys.executable, *arguments, "--rate", "100"],
+        [sys.executable, *arguments, "--rate", "100", *root_option(rabbitmq)],
         cwd=ROOT,
+        env=environment_for(rabbitmq),
         capture_output=True,
         text=True,
         check=False,

@@ -68,9 +68,14 @@ def test_the_commands_add_members_and_spread_leaders(rabbitmq: Rabbitmq, tmp_pat
         printed, expected = shape(operator.run(grow)), shape(grown)
         assert without_left_out(printed, expected) == expected
         operator.run(other_grow)
-        wait_until(lambda: leaders.strip() in operator.lines(verify), "one node leads all queues")
-        operator.run(leaders.partition(" Run ")[2])
-        wait_until(lambda: set(after.splitlines()) <= set(operator.lines(verify)), "all is well")
+        # On a slow machine some leaders move by themselves.
+        wait_until(lambda: set(shape(leaders)) <= set(shape(operator.run(verify))), "one node leads most queues")
+
+        def is_well() -> bool:
+            operator.run(leaders.partition(" Run ")[2])
+            return set(after.splitlines()) <= set(operator.lines(verify))
+
+        wait_until(is_well, "all is well", step=1)
         members = after.splitlines()[0]
 
         operator.run_block("After a full disk")
@@ -88,7 +93,8 @@ def test_the_commands_add_members_and_spread_leaders(rabbitmq: Rabbitmq, tmp_pat
         def replication() -> set[str]:
             return {line for line in operator.lines(verify) if "replication " in line}
 
-        wait_until(lambda: all(line.startswith("✗") for line in replication()), "members are missing")
+        missing = {"✗ replication", "✗ schedule replication"}
+        wait_until(lambda: {line.partition("  ")[0] for line in replication()} == missing, "members are missing")
         operator.run_block("Add a node")
         wait_until(
             lambda: members in replication() and any(line.startswith(replicated) for line in replication()),

@@ -49,7 +49,12 @@ class _Page(HTMLParser):
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("docs")
     done = subprocess.run(
-        [sys.executable, "scripts/build_docs.py", str(folder)], cwd=ROOT, capture_output=True, text=True, check=False
+        [sys.executable, "scripts/build_docs.py", str(folder)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=10 * TIMEOUT,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
@@ -157,7 +162,7 @@ def small(tmp_path: Path) -> Path:
 
 def _git(folder: Path, *arguments: str) -> None:
     author = ("-c", "user.name=test", "-c", "user.email=test@example.org")
-    subprocess.run(["git", *author, *arguments], cwd=folder, check=True)
+    subprocess.run(["git", *author, *arguments], cwd=folder, check=True, timeout=TIMEOUT)
 
 
 def _release(folder: Path, tag: str) -> None:
@@ -168,7 +173,7 @@ def _release(folder: Path, tag: str) -> None:
 
 def _build_versions(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "scripts/docs_versions.py"]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=10 * TIMEOUT)
 
 
 def test_without_a_release_the_site_of_the_checkout_is_built_alone(small: Path) -> None:
@@ -202,7 +207,7 @@ def test_sites_of_all_releases_link_to_each_other(small: Path, tmp_path: Path) -
         found = "[...document.querySelectorAll('.versions a')].map((one) => [one.innerText, one.href])"
         page.open(versions / "index.html")
         newest = (versions / "0.10.0" / "index.html").as_uri()
-        wait_until(lambda: page.evaluate("location.href") == newest, "the newest release is open")
+        wait_until(lambda: page.address() == newest, "the newest release is open")
         for version, title in (("unreleased", "0.10.0"), ("0.10.0", "0.10.0"), ("0.9.0", "0.9.0")):
             for name in ("index.html", "patterns/one.html", "patterns/two.html"):
                 if (version, name) == ("0.9.0", "patterns/two.html"):

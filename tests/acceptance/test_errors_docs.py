@@ -136,10 +136,10 @@ def test_an_interrupted_retry_prints_what_the_page_shows(
 ) -> None:
     shell = Shell(tmp_path, rabbitmq, vhost)
     ((retry, shown), (history, log)) = commands("What a retry does")
-    bide_, errors, retry_, *arguments = shlex.split(retry.replace("--over 10m", "--over 12s"))
+    bide_, errors, retry_, *arguments = shlex.split(retry.replace("--over 10m", "--over 100s"))
     assert (bide_, errors, retry_) == ("bide", "errors", "retry")
     fill(vhost, 200, error=ConnectionError("no"))
-    _, printed = interrupted(program, vhost, signal.SIGINT, *arguments)
+    _, printed = interrupted(program, vhost, signal.SIGINT, *arguments, after=2)
     assert comparable(without_slow_api(printed)) == comparable(shown)
     expected = comparable(log)
     assert without_left_out(comparable(shell.paste(history)), expected) == expected

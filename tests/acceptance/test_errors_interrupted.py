@@ -36,9 +36,11 @@ def sending(program: Program, vhost: Vhost, *arguments: str, number: int = NUMBE
     return process
 
 
-def interrupted(program: Program, vhost: Vhost, number: signal.Signals, *arguments: str) -> tuple[str, str]:
+def interrupted(
+    program: Program, vhost: Vhost, number: signal.Signals, *arguments: str, after: int = NUMBER // 10
+) -> tuple[str, str]:
     """What a command printed that was interrupted after it had sent some messages."""
-    process = sending(program, vhost, *arguments)
+    process = sending(program, vhost, *arguments, number=after)
     process.send_signal(number)
     out, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + number

@@ -20,6 +20,7 @@ import time
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -43,7 +44,7 @@ from bide.topology.rendering import definitions
 from tests.acceptance.test_cli import SMALL, Program
 from tests.broker.receiving import declare
 from tests.broker.test_delayed_plugin_terms import rabbitmqctl
-from tests.polling import wait_while_running
+from tests.polling import killed_at_the_end, wait_while_running
 from tests.readme import Shell, blocks, commands_of, section
 from tests.relay_process import relay as relaying
 from tests.support import NUMBER, Rabbitmq, Vhost
@@ -423,43 +424,45 @@ class Numbered:
 
 
 LONG_NUMBER = NUMBER or 20_000
+LONG_TIMEOUT = max(TIMEOUT, LONG_NUMBER / 500)
+"""Seconds until the test gives up waiting for one command."""
 
 
 @pytest.mark.slow
 @pytest.mark.long
-@pytest.mark.timeout(max(900, LONG_NUMBER // 100))
+@pytest.mark.timeout(LONG_TIMEOUT + max(900, LONG_NUMBER // 100))
 def test_many_pending_messages_leave_the_plugin_although_the_import_is_killed(
     plugin: Vhost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     program = Program(plugin)
 
-    def finish(process: subprocess.Popen[str]) -> dict[str, Any]:
-        out, err = process.communicate(timeout=max(TIMEOUT, LONG_NUMBER / 500))
+    def finish(*arguments: str) -> dict[str, Any]:
+        with killed_at_the_end(program.start(*arguments)) as process:
+            out, err = process.communicate(timeout=LONG_TIMEOUT)
         assert process.returncode == 0, err
         found: dict[str, Any] = json.loads(out)
         return found
 
-    waiting = Numbered(LONG_NUMBER, datetime.now(UTC) + timedelta(seconds=max(120, LONG_NUMBER // 1000)))
+    # None is due before all are exported.
+    waiting = Numbered(LONG_NUMBER, datetime.now(UTC) + timedelta(seconds=LONG_TIMEOUT))
     asyncio.run(waiting.put(plugin.url))
     path = tmp_path / "pending.jsonl"
     ctl = rabbitmqctl(plugin.broker, tmp_path)
     begun = time.monotonic()
-    done = finish(program.start("migrate-plugin", "export", str(path), "--rabbitmqctl", ctl, "--json"))
+    done = finish("migrate-plugin", "export", str(path), "--rabbitmqctl", ctl, "--json")
     exported = time.monotonic() - begun
     assert done["messages"] == waiting.number
-    applied = finish(program.start("migrate-plugin", "apply", "--yes", "--exported", str(path), "--json", *HALL))
+    applied = finish("migrate-plugin", "apply", "--yes", "--exported", str(path), "--json", *HALL)
     command = ("migrate-plugin", "import", str(path), "--delivered-before", applied["since"].replace(" ", "T"))
     progress = path.with_name("pending.jsonl.progress")
-    process = program.start(*command)
 
     def is_half_done() -> bool:
         return progress.exists() and json.loads(progress.read_text())["scheduled"] >= waiting.number // 2
 
-    wait_while_running(process, is_half_done, "half of them are scheduled", step=0.01)
-    process.kill()
-    process.communicate()
+    with killed_at_the_end(program.start(*command)) as process:
+        wait_while_running(process, is_half_done, "half of them are scheduled", seconds=LONG_TIMEOUT, step=0.01)
     before, begun = json.loads(progress.read_text())["scheduled"], time.monotonic()
-    done = finish(program.start(*command, "--json"))
+    done = finish(*command, "--json")
     imported = time.monotonic() - begun
     assert (done["scheduled"], done["refused"]) == (waiting.number, 0)
     counts, wrong = asyncio.run(waiting.receive(plugin.url))
@@ -487,13 +490,7 @@ def test_publishers_and_consumers_go_on_after_the_replacement(plugin: Vhost, way
         program.ok("send", "now", "--exchange", "shop", "--routing-key", "order.paid")
         assert Counter(one.body for one, _ in asyncio.run(receive(plugin.url, "orders", 2))) == {b"later": 1, b"now": 1}
         return
-    relay = subprocess.Popen(
-        [sys.executable, "-m", "bide", "relay", "--allow", "x:*.delivery", *HALL],
-        env=program.environment,
-        stderr=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-    )
-    try:
+    with relaying(plugin, "--allow", "x:*.delivery", *HALL):
         begun = datetime.now(UTC)
         messages: list[tuple[str, str, dict[str, Any], bytes]] = [
             ("shop", "order.created", {"headers": {"x-delay": 2000, "mine": "a"}}, b"later"),
@@ -502,9 +499,6 @@ def test_publishers_and_consumers_go_on_after_the_replacement(plugin: Vhost, way
         ]
         asyncio.run(put(plugin.url, bide.Topology(), messages))
         found = asyncio.run(receive(plugin.url, "orders", 3, more=2))
-    finally:
-        relay.terminate()
-        relay.wait(TIMEOUT)
     times = {one.body: at for one, at in found}
     assert len(found) == len(times) == 3
     assert times[b"later"] >= begun + timedelta(seconds=2)
@@ -532,8 +526,7 @@ def test_the_page_shows_the_output_of_its_commands_from_top_to_bottom(plugin: Vh
     waiting: dict[str, Any] = {"headers": {"x-delay": 3_600_000}}
     asyncio.run(put(plugin.url, topology, [("shop", "order.created", waiting, b"{}")] * 1000))
     path, ctl, since, printed = str(tmp_path / "pending.jsonl"), rabbitmqctl(plugin.broker, tmp_path), "", ""
-    relay: subprocess.Popen[bytes] | None = None
-    try:
+    with ExitStack() as stack:
         for command, _, output in shown:
             words = ["" if one == "pending.jsonl" else one for one in shlex.split(command)]
             words = [path if not one else re.sub(r"^\d{4}-.*", since, one) for one in words]
@@ -541,9 +534,10 @@ def test_the_page_shows_the_output_of_its_commands_from_top_to_bottom(plugin: Vh
                 words += ["--rabbitmqctl", ctl]
             if words[0] == "relay":
                 arguments = [sys.executable, "-m", "bide", *words]
-                relay = subprocess.Popen(arguments, env=program.environment, stderr=subprocess.PIPE)
+                started = subprocess.Popen(arguments, env=program.environment, stderr=subprocess.PIPE, text=True)
+                relay = stack.enter_context(killed_at_the_end(started))
                 assert relay.stderr is not None
-                printed = relay.stderr.readline().decode()
+                printed = relay.stderr.readline()
                 message: dict[str, Any] = {"headers": {"x-delay": 5000}}
                 asyncio.run(put(plugin.url, bide.Topology(), [("shop", "order.created", message, b"from any client")]))
             else:
@@ -558,10 +552,6 @@ def test_the_page_shows_the_output_of_its_commands_from_top_to_bottom(plugin: Vh
             if found := re.search(r"--delivered-before (\S+)", printed):
                 since = found[1]
             assert _lines(printed) == _lines(output), command
-    finally:
-        if relay is not None:
-            relay.terminate()
-            relay.communicate(timeout=TIMEOUT)
 
 
 def test_after_the_plugin_is_gone_the_page_replaces_its_exchanges_from_a_file_of_definitions(
@@ -775,16 +765,12 @@ def test_a_killed_import_continues_and_repeats_at_most_a_batch(program: Program,
     write_export(path, [exported(vhost.name, due, str(n)) for n in range(number)])
     noted = path.with_name("pending.jsonl.progress")
     for kill in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-m", "bide", "migrate-plugin", "import", str(path), *SMALL], env=program.environment
-        )
 
         def has_progressed(least: int = (2 * kill + 1) * BATCH) -> bool:
             return noted.exists() and json.loads(noted.read_text())["scheduled"] >= least
 
-        wait_while_running(process, has_progressed, "some batches are scheduled", step=0.001)
-        process.kill()
-        process.wait()
+        with killed_at_the_end(program.start("migrate-plugin", "import", str(path), *SMALL)) as process:
+            wait_while_running(process, has_progressed, "some batches are scheduled", step=0.001)
     done = json.loads(program.ok("migrate-plugin", "import", str(path), "--json", *SMALL))
     assert (done["scheduled"], done["refused"]) == (number, 0)
     found = asyncio.run(receive(vhost.url, "orders", number, more=3))

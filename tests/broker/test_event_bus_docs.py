@@ -54,6 +54,17 @@ async def start(name: str, url: str, folder: Path) -> asyncio.subprocess.Process
     )
 
 
+async def output_of(process: asyncio.subprocess.Process) -> str:
+    """What a process prints until it ends. It is killed if it does not end in time."""
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), TIMEOUT)
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return output.decode()
+
+
 async def test_the_program_prints_the_documented_output(vhost_url: str, tmp_path: Path) -> None:
     expected = blocks()["bus.py"][1]
     process = await start("bus.py", vhost_url, tmp_path)
@@ -73,7 +84,7 @@ async def test_the_documented_x_death_is_that_of_the_broker(
     vhost: Vhost, release: tuple[int, ...], tmp_path: Path
 ) -> None:
     process = await start("rejected.py", vhost.url, tmp_path)
-    printed = without_times((await asyncio.wait_for(process.communicate(), TIMEOUT))[0].decode())
+    printed = without_times(await output_of(process))
     on_3_10, on_4_3 = map(without_times, blocks()["rejected.py"][1:3])
     if release[:2] == (3, 10):
         assert printed == on_3_10
@@ -97,7 +108,7 @@ async def test_the_commands_on_parked_messages_print_what_the_page_shows(
             await eventually(is_parked)
     finally:
         process.terminate()
-        await process.communicate()
+        await output_of(process)
     (block,) = (text for language, text in _BLOCK.findall(PAGE) if text.startswith("$ bide errors"))
     await asyncio.to_thread(Shell(tmp_path, rabbitmq, vhost).check, commands_of(block))
 

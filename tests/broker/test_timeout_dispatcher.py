@@ -277,6 +277,27 @@ async def test_the_name_of_a_table_is_refused_where_the_queue_has_dots(vhost: Vh
             await TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, "Sales_Orders", allow=["*"]).run()
 
 
+async def test_without_a_queue_of_legacy_senders_one_connection_is_enough(vhost: Vhost, store: Store) -> None:
+    name = "Dispatched"
+    store.add(name, (name, later(minutes=-5), {}, b"due"))
+    async with endpoints(vhost, INFRASTRUCTURE, name):
+        pass  # its connections are closed again
+    dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=[name])
+    running = asyncio.create_task(dispatcher.run())
+
+    async def is_sent() -> bool:
+        return not store.stored(name)
+
+    async def is_alone() -> bool:
+        found = await asyncio.to_thread(vhost.broker.rabbitmqctl, "list_connections", "vhost")
+        return found.split().count(vhost.name) == 1
+
+    await eventually(is_sent)
+    await eventually(is_alone)
+    dispatcher.stop()
+    await running
+
+
 async def test_several_dispatchers_share_the_work_and_send_nothing_twice(vhost: Vhost, store: Store) -> None:
     number, more, name = 0, 3000, "Dispatched"
     async with endpoints(vhost, INFRASTRUCTURE, name) as client:

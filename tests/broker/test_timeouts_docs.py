@@ -18,6 +18,7 @@ from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.receiving import receive
 from tests.broker.schedule_log import gating
 from tests.databases import DatabaseServer, postgresql_server
+from tests.polling import killed_at_the_end
 from tests.stored_timeouts import Store, endpoints, later
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
@@ -74,11 +75,8 @@ def run(vhost: Vhost, store: Store, *arguments: str) -> str:
 
 def output_of(process: subprocess.Popen[str]) -> str:
     """What a process prints until it ends. It is killed if it does not end in time."""
-    with process:
-        try:
-            return process.communicate(timeout=TIMEOUT)[0]
-        finally:
-            process.kill()
+    with killed_at_the_end(process):
+        return process.communicate(timeout=TIMEOUT)[0]
 
 
 def blocks(language: str) -> list[str]:

@@ -55,7 +55,7 @@ async def read_topology(
 
 
 async def _read(api: ManagementApi, vhost: str, exchanges: Iterable[FoundExchange] | None = None) -> Snapshot:
-    found = await api.exchanges(vhost, "") if exchanges is None else exchanges
+    found = await api.all_exchanges(vhost) if exchanges is None else exchanges
     return Snapshot(
         exchanges={one.exchange.name: one for one in found if one.exchange.name},
         queues={

@@ -357,11 +357,12 @@ def _find(settings: Settings, file: BinaryIO | None, vhost: str | None) -> tuple
 
 async def _find_on_broker(settings: Settings) -> tuple[list[DelayedExchange], bool]:
     from bide.admin.locate import management_api
-    from bide.delayed_plugin.replacing import find_delayed, is_enabled
+    from bide.delayed_plugin.replacing import find_delayed
 
     url = settings.broker_url()
     async with management_api(url, settings.management_url) as api:
-        return (await find_delayed(api, url.vhost))[0], await is_enabled(api)
+        found = await find_delayed(api, url.vhost)
+    return found.exchanges, found.is_enabled
 
 
 def _words(command: str) -> list[str]:

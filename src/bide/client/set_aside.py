@@ -7,7 +7,6 @@ from contextlib import suppress
 from typing import Final
 
 from bide.client.client import Client
-from bide.delay.forwarding import MAX_REASON
 from bide.errors import InvalidInputError
 from bide.messages.prepared import PreparedMessage
 
@@ -27,7 +26,7 @@ async def send_aside(client: Client, reason: str, copy: Callable[[str | None], P
     Raises:
         BideError: as :meth:`bide.Client.publish`.
     """
-    for text in (reason[:MAX_REASON], reason[:_SHORT_REASON]):
+    for text in dict.fromkeys((reason, reason[:_SHORT_REASON])):
         with suppress(InvalidInputError):
             await client.forward(copy(text))
             return

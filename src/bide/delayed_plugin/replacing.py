@@ -67,15 +67,24 @@ class Replaced:
     since: datetime | None
 
 
-async def is_enabled(api: ManagementApi) -> bool:
-    """Whether the broker has the exchange type of the plugin. Exchanges of this type can outlive the plugin."""
-    return any(one["name"] == TYPE for one in (await api.overview()).get("exchange_types", []))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundDelayed:
+    """The exchanges of the plugin on a virtual host.
+
+    Attributes:
+        exchanges: these exchanges, with the numbers of waiting messages.
+        topology: the whole topology of the virtual host.
+        is_enabled: whether the broker has the exchange type of the plugin. Exchanges of this type can outlive the
+            plugin.
+    """
+
+    exchanges: list[DelayedExchange]
+    topology: Topology
+    is_enabled: bool
 
 
-async def find_delayed(
-    api: ManagementApi, vhost: str, *, within: timedelta = COUNTING_TIMEOUT
-) -> tuple[list[DelayedExchange], Topology]:
-    """The exchanges of the plugin on a virtual host, with the numbers of waiting messages, and the whole topology.
+async def find_delayed(api: ManagementApi, vhost: str, *, within: timedelta = COUNTING_TIMEOUT) -> FoundDelayed:
+    """Find the exchanges of the plugin on a virtual host.
 
     Args:
         api: the management API.
@@ -86,8 +95,9 @@ async def find_delayed(
         ManagementApiError: the management API does not answer in time, or gives an unexpected answer.
         InvalidInputError: an exchange or a binding has an argument that the management API does not report exactly.
     """
+    is_enabled = any(one["name"] == TYPE for one in (await api.overview()).get("exchange_types", []))
     # The plugin reads all its messages in each call about exchanges, so there is only one.
-    patience = Patience(timeout=within, advice=_COUNTING) if await is_enabled(api) else None
+    patience = Patience(timeout=within, advice=_COUNTING) if is_enabled else None
     exchanges = await api.all_exchanges(vhost, patience=patience)
     topology = await read_topology(api, vhost, exchanges=exchanges)
     for found in exchanges:
@@ -96,7 +106,7 @@ async def find_delayed(
                 _check_arguments(one.name, entry.get("arguments") or {})
     # If the plugin is not enabled, the API does not count the waiting messages, which may still be in its tables.
     waiting = {one.exchange.name: one.delayed for one in exchanges if one.delayed is not None}
-    return delayed_exchanges(topology, waiting), topology
+    return FoundDelayed(exchanges=delayed_exchanges(topology, waiting), topology=topology, is_enabled=is_enabled)
 
 
 def _check_arguments(exchange: str, arguments: Mapping[str, Any]) -> None:
@@ -142,11 +152,12 @@ async def replace_exchanges(
         BrokerError: the broker refuses, or the connection was lost. Call the function again.
     """
     vhost = connection.url.vhost
-    found, topology = await find_delayed(api, vhost)
+    found = await find_delayed(api, vhost)
+    topology = found.topology
     unfinished = interrupted(topology)
     begun = {one.arguments[ENTRY_ARGUMENT] for one in unfinished}
-    found += [one for one in missing if topology.exchange(one.name) is None and one.name not in begun]
-    chosen = [one for one in found if not names or one.name in names]
+    gone = [one for one in missing if topology.exchange(one.name) is None and one.name not in begun]
+    chosen = [one for one in (*found.exchanges, *gone) if not names or one.name in names]
     known = {one.name for one in chosen} | {str(one.arguments[ENTRY_ARGUMENT]) for one in unfinished}
     check_ins = check_in_bindings(topology)
     if unknown := sorted(set(names) - known - {one.source for one, _ in check_ins}):
@@ -158,7 +169,7 @@ async def replace_exchanges(
     ways = {way} | {str(one.arguments[WAY_ARGUMENT]) for one in unfinished}
     if known and "hall" in ways:
         await install(connection, hall)
-    since = connection.now() if await is_enabled(api) else None
+    since = connection.now() if found.is_enabled else None
     for one, held in zip(chosen, holding, strict=True):
         await _declare(connection, held)
         (delivery,) = held.exchanges

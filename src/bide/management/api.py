@@ -139,14 +139,18 @@ class ManagementApi:
             endpoint = self._endpoints[0]
             if self._client is None:
                 self._client = httpx2.AsyncClient(**endpoint.options())
-            timeout = endpoint.timeout if patience is None else patience.timeout
+            timeout = (
+                httpx2.USE_CLIENT_DEFAULT
+                if patience is None
+                else httpx2.Timeout(endpoint.timeout.total_seconds(), read=patience.timeout.total_seconds())
+            )
             try:
                 response = await self._client.request(
                     method,
                     endpoint.url(*path, query=query),
                     json=body,
                     extensions={"trace": endpoint.trace},
-                    timeout=httpx2.Timeout(endpoint.timeout.total_seconds(), read=timeout.total_seconds()),
+                    timeout=timeout,
                 )
             except httpx2.HTTPError as error:
                 if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout) and len(self._endpoints) > 1:

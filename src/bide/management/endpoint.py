@@ -121,12 +121,13 @@ class ManagementEndpoint:
         """The error for a call without a response."""
         import httpx2
 
-        if patience is not None and isinstance(
-            error, httpx2.ReadTimeout | httpx2.ReadError | httpx2.RemoteProtocolError
-        ):
-            reason = str(error) or f"no answer within {patience.timeout.total_seconds():g} s"
+        if not isinstance(error, httpx2.ReadTimeout | httpx2.ReadError | httpx2.RemoteProtocolError):
+            # The API did not accept the call.
+            patience = None
+        timeout = self.timeout if patience is None else patience.timeout
+        reason = str(error) or f"no answer within {timeout.total_seconds():g} s"
+        if patience is not None:
             return ManagementApiError(f"the management API at {self.base} did not answer ({reason}): {patience.advice}")
-        reason = str(error) or f"no answer within {self.timeout.total_seconds():g} s"
         if self.variable is not None:
             return ManagementApiError(
                 f"no management API answers at {self.base}, the address in {self.variable} ({reason}): unset "

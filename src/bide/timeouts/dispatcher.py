@@ -133,12 +133,7 @@ class TimeoutDispatcher:
             TimeoutStoreError: the database cannot be reached, refuses, or has no table of the endpoint.
             BrokerError: the broker cannot be reached, or refuses.
         """
-        async with (
-            WorkerThread() as thread,
-            connect(self._url, infrastructure=self._infrastructure) as client,
-            # Without the infrastructure, because that one would add the headers of a new message.
-            connect(self._url) as self._aside,
-        ):
+        async with WorkerThread() as thread, connect(self._url, infrastructure=self._infrastructure) as client:
             database = await thread.run(Database, self._database_url)
             try:
                 await self._check_name(client)
@@ -234,7 +229,11 @@ class TimeoutDispatcher:
     # -- messages of legacy senders
 
     async def _receive(self, client: Client, tables: list[TimeoutTable]) -> None:
-        async with client.consume(self.queue, prefetch=BATCH) as messages:
+        async with (
+            # Without the infrastructure, because that one would add the headers of a new message.
+            connect(self._url) as self._aside,
+            client.consume(self.queue, prefetch=BATCH) as messages,
+        ):
             self._consumer = messages
             if self._stopping.is_set():
                 return

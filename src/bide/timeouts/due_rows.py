@@ -40,7 +40,7 @@ class DueRows:
         Args:
             size: the maximum number of rows.
         """
-        # Nothing of these rows was sent yet, so a deadlock with the deletion of a saga is harmless.
+        # Nothing of these rows was sent yet, so after a deadlock they are locked again.
         return self._database.repeat_after_deadlocks(lambda: self._try_lock(size))
 
     def _try_lock(self, size: int) -> list[StoredTimeout]:

@@ -113,7 +113,7 @@ async def test_a_delay_by_a_cascade(vhost: Vhost, client: bide.Client, monkeypat
 async def test_a_retry_by_an_ephemeral_queue(client: bide.Client) -> None:
     await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
     await EphemeralDelays(client).send(b"order", delay="100ms", to="orders")
-    async with client.consume("orders") as messages:
+    async with asyncio.timeout(TIMEOUT), client.consume("orders") as messages:
         message = await anext(messages)
         await run("docs/patterns/14-ephemeral-delay.md", client=client, message=message)
         again = await anext(messages)
