@@ -15,6 +15,7 @@ import pytest
 from tests.acceptance.test_cli import Program, lines
 from tests.acceptance.test_errors_cli import fill, ids_in, ready, settle
 from tests.polling import wait_while_running
+from tests.readme import without_slow_api
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -44,7 +45,7 @@ def interrupted(
     process.send_signal(number)
     out, stderr = process.communicate(timeout=TIMEOUT)
     assert process.returncode == 128 + number
-    return out, stderr
+    return out, without_slow_api(stderr)
 
 
 @pytest.mark.slow
