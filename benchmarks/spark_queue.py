@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +27,7 @@ import pika
 
 import bide
 import bide.spark
-from benchmarks.suite.machine import busy_cores, describe, source
+from benchmarks.suite.machine import circumstances
 from bide.local_broker import LocalBroker
 
 if TYPE_CHECKING:
@@ -114,10 +113,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     facts: dict[str, object] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe(),
-        "source": source(),
-        "cores_in_use_before": round(busy_cores(), 2),
+        **circumstances(),
         "messages": wanted.messages,
         "batch": BATCH,
     }

@@ -19,13 +19,13 @@ import statistics
 import sys
 import tempfile
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import bide
 import bide.spark
-from benchmarks.suite.machine import busy_cores, describe, source
+from benchmarks.suite.machine import circumstances
 from bide.client.bulk.sync import BulkPublisher
 from bide.local_broker import LocalBroker
 
@@ -81,12 +81,7 @@ def main() -> None:
     parser.add_argument("--result", type=Path, help="a file for all figures, as JSON")
     arguments = parser.parse_args()
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    facts: dict[str, object] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe(),
-        "source": source(),
-    }
-    facts |= {"cores_in_use_before": round(busy_cores(), 2), "messages": arguments.messages}
+    facts = {**circumstances(), "messages": arguments.messages}
     from pyspark.sql import SparkSession
 
     spark = (

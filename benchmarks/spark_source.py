@@ -16,13 +16,12 @@ import os
 import statistics
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import bide
 import bide.spark
-from benchmarks.suite.machine import busy_cores, describe, source
+from benchmarks.suite.machine import circumstances
 from bide.local_broker import LocalBroker
 from bide.spark.batches import RecordBatchBuilder
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
@@ -82,10 +81,7 @@ def main() -> None:
     from pyspark.sql import SparkSession
 
     facts: dict[str, object] = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": describe(),
-        "source": source(),
-        "cores_in_use_before": round(busy_cores(), 2),
+        **circumstances(),
         "messages": wanted.messages,
         "tasks": wanted.cores,
     }

@@ -6,6 +6,7 @@ import os
 import platform
 import subprocess
 import time
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,16 @@ _IDLE: Final = slice(3, 5)
 
 _STOLEN: Final = 7
 """Of the times in /proc/stat: ready to run, while the host of a virtual machine runs others."""
+
+
+def circumstances() -> dict[str, object]:
+    """What the figures of a run were measured with: its time, the machine and its load before, the source."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": describe(),
+        "source": source(),
+        "cores_in_use_before": round(busy_cores(), 2),
+    }
 
 
 def describe() -> dict[str, str]:
