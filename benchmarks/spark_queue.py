@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import tempfile
 import threading
 import time
@@ -28,6 +27,7 @@ import pika
 import bide
 import bide.spark
 from benchmarks.suite.machine import circumstances
+from benchmarks.suite.spark_session import local_session
 from bide.local_broker import LocalBroker
 
 if TYPE_CHECKING:
@@ -108,25 +108,14 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="the root folder of another system, whose RabbitMQ is to run")
     parser.add_argument("--result", type=Path, help="a file for all figures, as JSON")
     wanted = parser.parse_args()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    from pyspark.sql import SparkSession
-
-    facts: dict[str, object] = {
+    facts = {
         **circumstances(),
         "messages": wanted.messages,
         "batch": BATCH,
     }
     with LocalBroker.start(ephemeral=True, chroot=wanted.root) as broker, tempfile.TemporaryDirectory() as temporary:
         facts["rabbitmq"] = broker.release
-        spark = (
-            SparkSession.builder.master("local[2]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.host", "127.0.0.1")
-            .getOrCreate()
-        )
-        spark.sparkContext.setLogLevel("ERROR")
+        spark = local_session(2)
         seconds: dict[str, list[float]] = {way: [] for way in WAYS}
         # The first round warms up the JVM. The ways take turns in going first.
         for place in range(wanted.rounds + 1):

@@ -14,7 +14,6 @@ import asyncio
 import json
 import os
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING
 import bide
 import bide.spark
 from benchmarks.suite.machine import circumstances
+from benchmarks.suite.spark_session import local_session
 from bide.local_broker import LocalBroker
 from bide.spark.batches import RecordBatchBuilder
 from bide.spark.columns import STREAM_COLUMNS, arrow_schema, table_schema
@@ -76,11 +76,7 @@ def main() -> None:
     parser.add_argument("--root", type=Path, help="the root folder of another system, whose RabbitMQ is to run")
     parser.add_argument("--result", type=Path, help="a file for all figures, as JSON")
     wanted = parser.parse_args()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    from pyspark.sql import SparkSession
-
-    facts: dict[str, object] = {
+    facts = {
         **circumstances(),
         "messages": wanted.messages,
         "tasks": wanted.cores,
@@ -92,14 +88,7 @@ def main() -> None:
         asyncio.run(fill(broker.url, wanted.messages))
         facts["decoding_us"] = round(decoding(Address.of(broker.url, port)), 2)
         print(json.dumps({"decoding_us": facts["decoding_us"]}))
-        spark = (
-            SparkSession.builder.master(f"local[{wanted.cores}]")
-            .config("spark.ui.enabled", "false")
-            .config("spark.driver.bindAddress", "127.0.0.1")
-            .config("spark.driver.host", "127.0.0.1")
-            .getOrCreate()
-        )
-        spark.sparkContext.setLogLevel("ERROR")
+        spark = local_session(wanted.cores)
         bide.spark.register(spark)
         options = {
             "url": broker.url,
