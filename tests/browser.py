@@ -34,8 +34,6 @@ os.execv(sys.argv[3], sys.argv[3:])
 _ABOVE: Final = 10
 """The first file descriptor that is certainly unused."""
 
-"""Seconds for an answer: a browser on a busy machine takes a while to start."""
-
 
 class Browser:
     """One page of a browser.
@@ -68,9 +66,7 @@ class Browser:
 
     def visit(self, url: str, *, width: int = 1200, height: int = 900, dark: bool = False) -> None:
         """Load a page, as a window of this size shows it."""
-        self.call(
-            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
-        )
+        self.resize(width, height)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
         self.requests.clear()
@@ -81,6 +77,12 @@ class Browser:
         # The page before it may be reported as loaded only now.
         while page not in self._loaded:
             self._handle(self._next(deadline))
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """Give the window another size."""
+        self.call(
+            "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=width < 600
+        )
 
     def address(self) -> str:
         """The address of the page, also while another one replaces it: then calls that need a page fail."""

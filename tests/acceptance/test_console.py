@@ -313,8 +313,12 @@ def _zoom(window: Window, chromium: Browser) -> None:
         for key in keys:
             press(chromium, key)
         shows(*hours)
+    # The picture follows the width of its window, and keys still reach it.
     open_days()
     chromium.evaluate("document.querySelector('.plot svg').focus()")
+    shown = chromium.evaluate("document.querySelector('.plot svg').getAttribute('viewBox')")
+    chromium.resize(900)
+    window.wait(f"document.querySelector('.plot svg').getAttribute('viewBox') !== '{shown}'")
     press(chromium, "Escape")
     window.wait("!location.hash.includes('start=')")
 

@@ -43,9 +43,12 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
   const tip = h("div", { class: "tip", hidden: true });
   const spoken = h("p", { class: "spoken", "aria-live": "polite" });
   let cursor = null;
+  let drawn = 0;
+
+  const widthNow = () => Math.max(box.clientWidth || 800, 280);
 
   function draw() {
-    const width = Math.max(box.clientWidth || 800, 280);
+    const width = (drawn = widthNow());
     const end = data.start + data.width * data.number;
     const inner = width - LEFT - RIGHT;
     const x = (at) => LEFT + ((at - data.start) / (end - data.start)) * inner;
@@ -181,11 +184,20 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
       else return;
       event.preventDefault();
     });
+    const hadFocus = box.contains(document.activeElement);
+    tip.hidden = true;
     replace(box, svg, tip);
+    if (hadFocus) svg.focus({ preventScroll: true });
   }
 
-  const watch = new ResizeObserver(() => (box.isConnected ? draw() : watch.disconnect()));
-  draw();
-  queueMicrotask(() => watch.observe(box));
+  const watch = new ResizeObserver(() => {
+    if (!box.isConnected) watch.disconnect();
+    else if (widthNow() !== drawn) draw();
+  });
+  // By then the caller has put the box into the page, and its width is known.
+  queueMicrotask(() => {
+    draw();
+    watch.observe(box);
+  });
   return h("div", {}, box, spoken);
 }
