@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
-from tests import browser
 from tests.browser import Browser
 
 PICTURES: Final = Path(__file__).parents[2] / "docs/pictures"
@@ -17,12 +15,6 @@ PAGE: Final = (
     "<style>body {{ margin: 0 }} body > svg {{ width: 100%; height: auto }}</style>{}"
 )
 TEXTS: Final = "[...document.querySelectorAll('svg svg text')].filter(one => one.getBoundingClientRect().width > 0)"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser.start(tmp_path_factory.mktemp("profile")) as started:
-        yield started
 
 
 @pytest.mark.parametrize("name", ["schedule", "audit", "replay", "plan"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -12,7 +11,6 @@ import pytest
 from bide.pipelines.charts.svg import document
 from bide.pipelines.report.page import MEDIUM, NARROW, WIDE, page
 from bide.pipelines.report.picture import picture
-from tests import browser
 from tests.browser import Browser
 from tests.reports import figures
 
@@ -29,12 +27,6 @@ MARK: Final = """one => [
 """What an element of a plot shows, and where."""
 
 SHOWN: Final = "[...document.querySelectorAll('svg')].filter(one => one.getBoundingClientRect().width > 0)"
-
-
-@pytest.fixture(scope="module")
-def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with browser.start(tmp_path_factory.mktemp("profile")) as started:
-        yield started
 
 
 @pytest.fixture
