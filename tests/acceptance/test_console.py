@@ -70,6 +70,7 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     assert "22\nschedules" in window.text
     assert "exact, from the index of the gates" in window.text
     _zoom(window, chromium)
+    _cross_a_clock_change(window, chromium)
 
     # Keys open the views, and hostile texts are texts.
     chromium.evaluate("dispatchEvent(new KeyboardEvent('keydown', { key: '3' }))")
@@ -174,6 +175,22 @@ def _zoom(window: Window, chromium: Browser) -> None:
     window.wait(f"document.querySelector('.plot svg').getAttribute('viewBox') !== '{shown}'")
     press(chromium, "Escape")
     window.wait("!location.hash.includes('start=')")
+
+
+def _cross_a_clock_change(window: Window, chromium: Browser) -> None:
+    """Days begin at midnight also after clocks changed, in the evening of the day before in UTC."""
+    chromium.call("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")
+    chromium.evaluate("import('/skyline.js').then(one => window.skyline = one)")
+    window.wait("!!window.skyline")
+    for first, hours in (("2026-10-23", (22, 22, 23, 23)), ("2026-03-27", (23, 23, 22, 22))):
+        start = datetime.fromisoformat(f"{first}T12:00Z")
+        given = [int((start + timedelta(days=day)).timestamp()) * 1000 for day in (0, 4)]
+        found = chromium.evaluate(f"skyline.ticks({given[0]}, {given[1]}, 5)")
+        days = [datetime.fromtimestamp(at / 1000, UTC) for at in found[0]]
+        assert [(one.hour, one.date()) for one in days] == [
+            (hour, (start + timedelta(days=day)).date()) for day, hour in enumerate(hours)
+        ]
+    chromium.call("Emulation.setTimezoneOverride", timezoneId="")
 
 
 def _change_one(window: Window, chromium: Browser) -> None:
