@@ -144,9 +144,15 @@ function tapped(card, found, ask, context, filter) {
       + (tap.since === null ? "" : `, stored since ${time(tap.since)}`)
       + (tap.older ? `; ${number(tap.older)} older ones are not counted${tap.is_full ? ", because the index is full" : ""}` : "");
     replace(last, upToTheLast(now, zoom));
+    const isOpen = box.querySelector("details")?.open;
+    const hadFocus = box.querySelector(".plot")?.contains(document.activeElement);
     replace(box, now.total
       ? picture(now, { pick: zoom, zoom, reset: all, noun: "message", enter: "zooms" }, context, filter)
       : empty("No message waits", "None of the messages in the index is due later."));
+    const details = box.querySelector("details");
+    if (isOpen && details) details.open = true;
+    // After the skyline, which draws itself when it is in the page.
+    if (hadFocus) queueMicrotask(() => box.querySelector(".plot svg")?.focus({ preventScroll: true }));
     return left;
   }
 
