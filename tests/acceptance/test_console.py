@@ -362,7 +362,12 @@ def _discard_until_stopped(window: Window, chromium: Browser) -> None:
     window.wait("document.querySelector('.operation')?.innerText.includes('1 of 5 done')")
     assert "all messages, over 1h" in window.text
     assert chromium.evaluate("document.querySelector('.operation progress').value") == 1
-    window.click("Stop")
+
+    # The button keeps the focus while the progress is asked for.
+    chromium.evaluate("document.querySelector('.operation button').focus()")
+    asked = "performance.getEntriesByType('resource').filter(one => one.name.includes('api/operations')).length"
+    window.wait(f"{asked} >= {chromium.evaluate(asked) + 3}")
+    press(chromium, "Enter")
     window.wait("document.querySelector('.operation')?.innerText.includes('1 of 5 done, 4 left')")
     assert chromium.evaluate("document.querySelector('.operation .badge').innerText") == "stopped"
     window.wait("document.querySelector('main').innerText.includes('4 messages in error')")

@@ -135,17 +135,28 @@ function operations(context, queue, chosen, follow, all = "") {
 
 // Show operations and their progress until none is running. If an operation has changed the queue, load it again.
 async function watch(box, context, changed, load) {
-  if (box.dataset.watching) return;
-  box.dataset.watching = "true";
+  if (box.dataset.watching) return void (box.dataset.watching = "again");
+  let parts = [];
+  let drawn;
   try {
     for (;;) {
+      box.dataset.watching = "true";
       const { operations: all } = await context.get("operations");
       if (!context.isShown()) return;
       const shown = all.filter((one, place) => one.state === "running" || place < 3);
-      replace(box, shown.map((one) => operation(one, context)));
+      const states = JSON.stringify(shown.map((one) => [one.id, one.state]));
+      // A button that is replaced while it is pressed, or has the focus, does nothing.
+      if (states === drawn) shown.forEach((one, place) => parts[place].update(one));
+      else {
+        parts = shown.map((one) => operation(one, context));
+        replace(box, parts.map((one) => one.section));
+        drawn = states;
+      }
       if (!all.some((one) => one.state === "running")) {
         if (changed) await load();
-        return;
+        if (box.dataset.watching !== "again") return;
+        changed = true;
+        continue;
       }
       changed = true;
       await new Promise((done) => setTimeout(done, POLL));
@@ -160,15 +171,23 @@ async function watch(box, context, changed, load) {
 function operation(one, context) {
   const kind = { running: "accent", done: "good", stopped: "warn", failed: "bad" }[one.state];
   const kept = Object.entries(one.result?.kept ?? {});
-  const done = one.result?.done ?? one.done;
-  return h("section", { class: "card operation" },
+  const progress = one.state === "running" ? h("progress", {}) : null;
+  const count = h("p", { class: "small" });
+  const update = (now) => {
+    const done = now.result?.done ?? now.done;
+    count.textContent = `${number(done)}${now.total ? ` of ${number(now.total)}` : ""} done${now.result?.left ? `, ${number(now.result.left)} left` : ""}`;
+    if (progress && now.total) Object.assign(progress, { max: now.total, value: done });
+  };
+  update(one);
+  const section = h("section", { class: "card operation" },
     h("div", { class: "split" },
       h("div", {}, h("h3", {}, `${one.name} · ${one.queue}`), h("p", { class: "quiet break" }, one.text)),
       h("div", { class: "row" }, badge(one.state, kind), one.state === "running" ? action("Stop", () => context.post("operations/stop", { id: one.id }), "tiny bad") : null)),
-    one.state === "running" ? h("progress", { max: Math.max(one.total, 1), value: one.total ? one.done : undefined }) : null,
-    h("p", { class: "small" }, `${number(done)}${one.total ? ` of ${number(one.total)}` : ""} done${one.result?.left ? `, ${number(one.result.left)} left` : ""}`),
+    progress,
+    count,
     kept.map(([reason, count]) => h("p", { class: "small" }, `${number(count)} stay: ${reason}`)),
     one.error ? notice(one.error, "bad") : null);
+  return { section, update };
 }
 
 async function showOne(page, context) {
