@@ -122,7 +122,8 @@ async function show() {
   frame();
   const [, title, view] = VIEWS.find(([one]) => one === name);
   document.title = `${title} · bide console`;
-  const { vhost } = { vhost: selectedVhost(parameters).name };
+  const vhost = selectedVhost(parameters).name;
+  const { hash } = location;
   const kept = about.vhosts.length > 1 ? { vhost } : {};
   const context = {
     parameters,
@@ -130,7 +131,8 @@ async function show() {
     post: (path, values = {}) => post(path, { vhost, ...values }),
     link: (one, values = {}) => address(one, { ...kept, ...values }),
     go: (one, values = {}) => (location.hash = address(one, { ...kept, ...values })),
-    again: () => show(),
+    // An answer may come when another view is shown.
+    again: () => location.hash === hash && show(),
     isShown: () => number === shown,
   };
   const page = h("div", { class: "view" });

@@ -124,6 +124,7 @@ export function ask({ title, text, fields = [], confirm, kind = "", work, wide =
             done(result ?? true);
             dialog.close();
           } catch (error) {
+            if (!dialog.isConnected) return failed(error);
             replace(problem, notice(error.message, "bad"));
             button.disabled = false;
           }

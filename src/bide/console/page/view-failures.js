@@ -97,6 +97,7 @@ function operations(context, queue, chosen, follow, all = "") {
   return [
     action(`Retry${all}`, async () => {
       const { count: number, queues } = await count();
+      if (!context.isShown()) return;
       const names = Object.entries(queues).map(([name, one]) => `${name} (${one})`).join(", ");
       await ask({
         title: `Retry ${quantity(number, "message")}?`,
@@ -111,6 +112,7 @@ function operations(context, queue, chosen, follow, all = "") {
     }),
     action(`Archive${all}`, async () => {
       const { count: number } = await count();
+      if (!context.isShown()) return;
       await ask({
         title: `Archive ${quantity(number, "message")}?`,
         text: h("p", { class: "break" }, `They move to ${queue}.archive, which keeps them for 30 days.`),
@@ -121,6 +123,7 @@ function operations(context, queue, chosen, follow, all = "") {
     }),
     action(`Discard${all}`, async () => {
       const { count: number } = await count();
+      if (!context.isShown()) return;
       await ask({
         title: `Discard ${quantity(number, "message")}?`,
         text: h("p", {}, "They are deleted; their ids are recorded in the operator log. This cannot be undone."),

@@ -4,7 +4,7 @@ import { about } from "./api.js";
 import { h, replace } from "./dom.js";
 import { number, quantity } from "./format.js";
 import { timeFields, times } from "./schedule-actions.js";
-import { ask, badge, empty, failed, field, head, notice, source, toast } from "./ui.js";
+import { action, ask, badge, empty, field, head, notice, source, toast } from "./ui.js";
 
 const all = (found) => found.count;
 
@@ -35,9 +35,13 @@ export async function show(page, context) {
   };
   const everything = h("input", { type: "checkbox", checked: parameters.all === "1" });
   const result = h("section", { class: "card" });
+  const first = Object.fromEntries(Object.entries(inputs).map(([name, input]) => [name, input.value]));
+  // A local time has no milliseconds, and the hour in which clocks go back has each one twice.
+  const valueOf = (name, input) =>
+    input.value === first[name] ? parameters[name] : input.type === "datetime-local" ? new Date(input.value).toISOString() : input.value;
   const chosen = () => Object.fromEntries(Object.entries(inputs)
     .filter(([, input]) => input.value)
-    .map(([name, input]) => [name, input.type === "datetime-local" ? new Date(input.value).toISOString() : input.value]));
+    .map(([name, input]) => [name, valueOf(name, input)]));
   replace(
     page,
     head("Bulk changes", "Change all schedules that match every condition. They are counted first."),
@@ -69,12 +73,11 @@ export async function show(page, context) {
         found.paused ? h("p", {}, badge(`${number(found.paused)} paused`, "warn")) : null, source("exact", "exact, from the index of the gates")),
       h("a", { class: "button", href: context.link("schedules", given) }, "List")),
     about.read_only ? h("p", { class: "quiet" }, "This console is read-only.") : h("div", { class: "row" },
-      Object.entries(ACTIONS).map(([name, action]) => h("button", {
-        type: "button",
-        class: action[4],
-        disabled: !action[2](found),
-        onclick: () => change(context, name, action, given, isAll).catch(failed),
-      }, action[0]))),
+      Object.entries(ACTIONS).map(([name, one]) => {
+        const button = action(one[0], () => change(context, name, one, given, isAll), one[4]);
+        button.disabled = !one[2](found);
+        return button;
+      })),
   );
 }
 
@@ -87,6 +90,7 @@ function report(text, forgotten) {
 async function change(context, name, [title, text, numberOf, done, kind], given, isAll) {
   // Count again, because schedules may have been delivered since the page was shown.
   const count = numberOf(await context.get("schedules/count", given));
+  if (!context.isShown()) return;
   await ask({
     title: `${title} ${quantity(count, "schedule")}?`,
     text: h("p", {}, text),
