@@ -159,6 +159,9 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   content.focus();
 });
 
+// Before the sign-in there is no view.
+const isOpen = () => about.vhosts.length > 0 && !document.body.classList.contains("signed-out");
+
 const keys = (pairs) => facts(pairs.map(([key, text]) => [h("kbd", {}, key), text]));
 
 function showShortcuts() {
@@ -173,7 +176,7 @@ function showShortcuts() {
 }
 
 addEventListener("keydown", (event) => {
-  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog")) return;
+  if (!isOpen() || event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog")) return;
   if (event.target.closest?.("input, textarea, select")) return;
   const view = VIEWS[Number(event.key) - 1];
   if (view) {
@@ -256,6 +259,6 @@ async function open() {
 
 addEventListener("hashchange", () => {
   if (new URLSearchParams(location.hash.slice(1)).has("token")) open();
-  else if (!document.body.classList.contains("signed-out")) show();
+  else if (isOpen()) show();
 });
 open();
