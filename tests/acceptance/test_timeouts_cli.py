@@ -293,7 +293,10 @@ async def test_the_commands_show_and_refuse(program: Program, vhost: Vhost, stor
         store.add("Sales", *[("Sales", later(hours=2, seconds=30), {}, b"x") for _ in range(3)])
         store.add("Sales", ("Gone", later(hours=3), {}, b"x"))
         missing = f"the queue 'Gone' does not exist on the virtual host '{vhost.name}'"
+        before = store.contents()
         done = program.run("timeouts", "preview", *LAYOUT)
+        assert store.contents() == before
+        assert [*before] == ["SalesTimeoutData"]
         assert done.returncode == 1
         lines = done.stdout.decode().splitlines()
         assert [one.split() for one in lines[2:4]] == [["3", "to", "Sales"], ["1", "to", "Gone"]]

@@ -106,7 +106,9 @@ async def test_what_cannot_be_sent_is_left_and_named(vhost: Vhost, store: Store)
             (None, due, {}, b"x"),
             *([("Sales", due, "no JSON", b"x")] if is_postgresql else []),
         )
+        before = store.contents()
         (preview,) = await preview_timeouts(store.url, vhost.url, infrastructure)
+        assert store.contents() == before
         assert (preview.endpoint, preview.count, preview.past) == ("Sales", 30 + len(odd), 0)
         assert preview.problems.total() == len(odd)
         migration = TimeoutMigration(store.url, vhost.url, infrastructure)
