@@ -91,6 +91,17 @@ class Store:
         rows = self.server.execute(self.url, f"SELECT {quote}Id{quote} FROM {quote}{endpoint}TimeoutData{quote}")
         return {str(row[0]) for row in rows}
 
+    def contents(self) -> dict[str, list[str]]:
+        """All rows of the database by table, in an order of their own."""
+        schema = "current_schema()" if self.server.scheme == "postgresql" else "DATABASE()"
+        tables = self.server.execute(
+            self.url, f"SELECT table_name FROM information_schema.tables WHERE table_schema = {schema}"
+        )
+        return {
+            name: sorted(map(repr, self.server.execute(self.url, self.statement(f'SELECT * FROM "{name}"'))))
+            for (name,) in tables
+        }
+
 
 def later(**span: float) -> datetime:
     return (datetime.now(UTC) + timedelta(**span)).replace(microsecond=0)

@@ -268,6 +268,42 @@ def test_forty_exchanges_of_a_definitions_file_are_planned_at_once(program: Prog
     assert (exchanges["shop-7"]["type"], exchanges["shop-7"]["arguments"]) == ("topic", {"alternate-exchange": "lost"})
 
 
+def test_forty_exchanges_of_a_broker_that_lost_the_plugin_are_replaced_at_once(program: Program, vhost: Vhost) -> None:
+    names = sorted(f"shop-{number}" for number in range(40))
+    topology = bide.Topology(
+        [bide.Exchange(name, "direct", arguments={"x-delayed-type": "direct"}) for name in names],
+        [bide.Queue.quorum("orders")],
+        [bide.Binding(name, "orders", "order") for name in names],
+    )
+    asyncio.run(put(vhost.url, topology, []))
+    # Without the plugin, the broker declares no exchange of its type. It keeps those that it has.
+    vhost.broker.rabbitmqctl("eval", _CHANGE_TYPES.replace("VHOST", vhost.name))
+    done = program.run("migrate-plugin", "check")
+    shown = done.stdout.decode().splitlines()
+    assert (done.returncode, shown[:-1]) == (1, [f"{name}: direct, 1 binding" for name in names])
+    assert json.loads(program.ok("migrate-plugin", "apply", "--yes", "--json", *HALL))["exchanges"] == names
+    assert program.ok("migrate-plugin", "check").startswith("no exchange of")
+
+    for values, when in (({"headers": {"x-delay": 1000}}, "later"), ({}, "now")):
+        messages = [(name, "order", dict[str, Any](values), f"{name} {when}".encode()) for name in names]
+        asyncio.run(put(vhost.url, bide.Topology(), messages))
+    found = asyncio.run(receive(vhost.url, "orders", len(names)))
+    assert {one.body.decode() for one, _ in found} == {f"{name} now" for name in names}
+    with relaying(vhost, "--allow", "x:*.delivery", *HALL):
+        found = asyncio.run(receive(vhost.url, "orders", len(names)))
+    assert {one.body.decode() for one, _ in found} == {f"{name} later" for name in names}
+
+
+_CHANGE_TYPES = """
+[
+    mnesia:dirty_write(Table, setelement(3, Exchange, 'x-delayed-message'))
+    || Table <- [rabbit_exchange, rabbit_durable_exchange],
+       Exchange <- mnesia:dirty_match_object(Table, mnesia:table_info(Table, wild_pattern)),
+       {resource, <<"VHOST">>, exchange, <<"shop-", _/binary>>} <- [element(2, Exchange)]
+].
+"""
+
+
 def test_an_exchange_that_others_lead_to_is_not_planned_for_the_hall(program: Program, tmp_path: Path) -> None:
     path = tmp_path / "definitions.json"
     feed: dict[str, Any] = {

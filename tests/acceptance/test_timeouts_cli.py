@@ -14,12 +14,14 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 import bide
 from bide.migration import Migration
-from bide.timeouts import inspect_timeout_manager, retire_timeout_manager
+from bide.timeouts import TimeoutMigration, inspect_timeout_manager, retire_timeout_manager
+from bide.timeouts.claims import Batch, ClaimedTable
 from bide.timeouts.dispatcher import BATCH as DISPATCH_BATCH
 from bide.timeouts.migration import BATCH
 from bide.timeouts.retire import Retirement
@@ -288,12 +290,54 @@ async def test_a_stopped_migration_repeats_nothing_and_prints_the_command_that_c
         assert (sum(first["sent"].values()) + sum(second["sent"].values()), second["repeated"]) == (10_000, 0)
 
 
+async def test_an_abort_restores_what_was_claimed_and_keeps_what_was_sent(
+    program: Program, vhost: Vhost, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = ClaimedTable.finish
+
+    def die_in_the_second_batch(self: ClaimedTable, batch: Batch, *rest: Any) -> None:
+        if batch.number > 1:
+            raise InterruptedError
+        finish(self, batch, *rest)
+
+    async with endpoints(vhost, INFRASTRUCTURE, "Sales"):
+        fill(store, BATCH, later(hours=2), timedelta(hours=1))
+        claimed = store.add("Sales", *[("Sales", later(hours=4), {"n": str(n)}, b"\xff") for n in range(5)])
+        before = store.contents()["SalesTimeoutData"]
+        with monkeypatch.context() as patched:
+            patched.setattr(ClaimedTable, "finish", die_in_the_second_batch)
+            with pytest.raises(InterruptedError):
+                await TimeoutMigration(store.url, vhost.url, INFRASTRUCTURE).run()
+        interrupted = program.run("timeouts", "status", "--json")
+        (run,) = json.loads(interrupted.stdout)
+        assert (interrupted.returncode, run["status"], store.count("Sales")) == (1, "running", 0)
+        assert [run["endpoints"][0][name] for name in ("sent", "claimed", "repeated")] == [BATCH, 5, 0]
+
+        aborted = json.loads(program.ok("timeouts", "abort", "--yes", "--json"))
+        assert (aborted["run"], aborted["status"]) == (run["run"], "aborted")
+        assert [aborted["endpoints"][0][name] for name in ("sent", "claimed", "repeated")] == [BATCH, 0, 5]
+        assert store.stored("Sales") == set(claimed)
+        contents = store.contents()
+        assert set(contents["SalesTimeoutData"]) <= set(before)
+        assert len(contents[f"bide_timeouts_{run['run']}_0"]) == BATCH
+        assert json.loads(program.ok("timeouts", "status", "--json")) == [aborted]
+        shown = program.ok("timeouts", "status").splitlines()
+        assert shown[0].startswith(f"run {run['run']}: aborted, started ")
+        assert shown[1].split() == f"{BATCH} of Sales sent, 5 perhaps sent twice".split()
+
+        done = json.loads(program.ok("timeouts", "migrate", "--all", *LAYOUT, "--json"))
+        assert (done["run"] != run["run"], done["sent"]) == (True, {"Sales": 5})
+
+
 async def test_the_commands_show_and_refuse(program: Program, vhost: Vhost, store: Store) -> None:
     async with endpoints(vhost, INFRASTRUCTURE, "Sales"):
         store.add("Sales", *[("Sales", later(hours=2, seconds=30), {}, b"x") for _ in range(3)])
         store.add("Sales", ("Gone", later(hours=3), {}, b"x"))
         missing = f"the queue 'Gone' does not exist on the virtual host '{vhost.name}'"
+        before = store.contents()
         done = program.run("timeouts", "preview", *LAYOUT)
+        assert store.contents() == before
+        assert [*before] == ["SalesTimeoutData"]
         assert done.returncode == 1
         lines = done.stdout.decode().splitlines()
         assert [one.split() for one in lines[2:4]] == [["3", "to", "Sales"], ["1", "to", "Gone"]]

@@ -213,10 +213,10 @@ async def test_a_task_that_bide_delayed_is_retried_by_its_worker(
 # --- Celery delays, bide receives
 
 
-def worker_queue(name: str) -> Any:
-    """A queue as a Celery worker would have it, on the exchange that the application sends to."""
+def worker_queue(name: str, exchange: str = EXCHANGE, routing_key: str = ROUTING_KEY) -> Any:
+    """A queue as a Celery worker would have it, by default on the exchange that the application sends to."""
     return celery_app.Queue(
-        name, celery_app.Exchange(EXCHANGE, "topic"), ROUTING_KEY, queue_arguments={"x-queue-type": "quorum"}
+        name, celery_app.Exchange(exchange, "topic"), routing_key, queue_arguments={"x-queue-type": "quorum"}
     )
 
 
@@ -225,17 +225,17 @@ def declare_by_kombu(url: str, queue_type: QueueType = "quorum", prefix: str | N
         kombu_delay.declare_native_delayed_delivery_exchanges_and_queues(connection, queue_type, prefix)
 
 
-def declare_as_worker(url: str, queue: str) -> None:
+def declare_as_worker(url: str, queue: Any) -> None:
     """What a worker does for its queue at its start."""
     declare_by_kombu(url)
     with KombuConnection(url) as connection:
-        worker_queue(queue)(connection.default_channel).declare()
-        kombu_delay.bind_queue_to_native_delayed_delivery_exchange(connection, worker_queue(queue))
+        queue(connection.default_channel).declare()
+        kombu_delay.bind_queue_to_native_delayed_delivery_exchange(connection, queue)
 
 
 async def test_bide_receives_tasks_delayed_by_celery(client: bide.Client, app: Any, vhost_url: str) -> None:
     """In a queue that Celery bound, in one that bide bound, and in one that both did: once, and as it was sent."""
-    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    await asyncio.to_thread(declare_as_worker, vhost_url, worker_queue(WORK))
     await asyncio.to_thread(declare_as_worker, vhost_url, "both")
     layout = Celery()
     exact = layout.cascade.exact_key(ROUTING_KEY)
@@ -270,7 +270,7 @@ async def test_a_message_can_be_delayed_repeatedly_with_all_its_headers(
     client: bide.Client, app: Any, vhost_url: str, release: tuple[int, ...]
 ) -> None:
     """Through the same levels thrice, because bide strips x-death: below 4.0.1 a copy of it stops a message."""
-    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    await asyncio.to_thread(declare_as_worker, vhost_url, worker_queue(WORK))
     await asyncio.to_thread(app.tasks[TASK].apply_async, ("delayed",), queue=WORK, countdown=DELAY)
     (message,) = await receive(client, WORK, 1)
     for _ in range(2):
@@ -340,7 +340,7 @@ async def test_messages_for_bad_targets_do_not_stop_tasks_delayed_by_celery(
     client: bide.Client, connection: Connection, app: Any, vhost_url: str
 ) -> None:
     """An exchange that matches nothing, an exchange that is deleted, and a full queue that is isolated."""
-    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    await asyncio.to_thread(declare_as_worker, vhost_url, worker_queue(WORK))
     limits: dict[str, str | int] = {"x-max-length": 1, "x-overflow": "reject-publish"}
     await client.declare(
         on_exchange("direct", "plain", "orders", "order.created") | on_exchange("topic", "gone", "q", "#")
@@ -440,7 +440,7 @@ async def test_the_guard_accepts_declarations_of_kombu_and_guards_its_messages(
 
 
 async def test_another_queue_type_than_that_of_the_workers_is_refused(client: bide.Client, vhost_url: str) -> None:
-    await asyncio.to_thread(declare_as_worker, vhost_url, WORK)
+    await asyncio.to_thread(declare_as_worker, vhost_url, worker_queue(WORK))
     with pytest.raises(DeclarationMismatchError) as caught:
         await client.declare(Celery(queue_type="classic").topology())
     assert (caught.value.kind, caught.value.name) == ("queue", "celery_delayed_0")

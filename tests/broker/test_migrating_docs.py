@@ -12,8 +12,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import bide
-from bide.topology import Binding, Exchange, Queue, Topology
+from bide.topology import Queue, Topology
+from tests.broker import celery_app
+from tests.broker.celery_app import TASK
 from tests.broker.schedule_log import gating, wait_for_leaders
+from tests.broker.test_celery_interop import declare_as_worker, worker_queue
 from tests.support import Vhost
 from tests.timeouts import TIMEOUT
 
@@ -59,15 +62,15 @@ async def test_the_section_about_the_v1_infrastructure_shows_the_output_of_its_c
     run_section("From the v1 infrastructure of NServiceBus", vhost)
 
 
-async def test_the_section_about_celery_shows_the_output_of_its_commands(vhost: Vhost) -> None:
-    async with bide.connect(vhost.url, infrastructure=bide.Celery()) as client:
-        await client.declare(
-            Topology([Exchange("shop", "topic")], [Queue.quorum("tasks")], [Binding("shop", "tasks", "orders")])
-        )
-        for delay, number in (("2h", 400), ("30m", 1)):
-            await client.publish_many(
-                bide.OutgoingMessage("{}", exchange="shop", routing_key="orders", delay=delay) for _ in range(number)
-            )
+def test_the_section_about_celery_shows_the_output_of_its_commands(vhost: Vhost) -> None:
+    queue = worker_queue("tasks", "shop", "orders")
+    declare_as_worker(vhost.url, queue)
+    app = celery_app.create(vhost.url)
+    app.conf.update(task_queues=[queue], task_default_queue=queue.name)
+    for hours, number in ((2, 400), (0.5, 1)):
+        for _ in range(number):
+            app.tasks[TASK].apply_async(("order",), countdown=hours * 3600)
+    app.close()
     run_section("From Celery", vhost)
 
 

@@ -67,8 +67,15 @@ async def test_due_timeouts_and_those_of_legacy_senders_arrive_and_others_stay(v
         await client.publish(b"", to=f"{name}.Timeouts", headers=clear)
         dispatcher = TimeoutDispatcher(store.url, vhost.url, INFRASTRUCTURE, name, allow=["*"])
         running = asyncio.create_task(dispatcher.run())
-        found = {one.body: one for one in await receive(client, name, 3)}
-        assert set(found) == {b"overdue", b"stored", b"legacy"}
+        arrived = await receive(client, name, 1)
+        # What the endpoint itself delays meanwhile is not stored.
+        own = await client.publish(b"own", to=name, delay="3s")
+        arrived += await receive(client, name, 3)
+        found = {one.body: one for one in arrived}
+        assert set(found) == {b"overdue", b"stored", b"legacy", b"own"}
+        assert own.due is not None
+        assert found[b"own"].received_at >= own.due
+        assert "x-death" in found[b"own"].raw.values["headers"]
         assert found[b"overdue"].headers["a"] == "b"
         assert found[b"stored"].received_at >= due
         assert found[b"legacy"].received_at >= due

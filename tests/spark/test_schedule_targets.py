@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from bide.cli.app import run
 from bide.errors import InvalidColumnError, InvalidInputError
@@ -39,12 +42,25 @@ def plan_for(**values: Any) -> SchedulePlan:
     return SchedulePlan(**{**given, **values})
 
 
-def write(folder: Path, *rows: tuple[str, str | None, Any]) -> Path:
+def write(folder: Path, *rows: tuple[str, str | None, Any], kind: str = "json") -> Path:
     """A file of stored timeouts: id, destination and headers; the body is the id, and all are due in two seconds."""
     due = (datetime.now(UTC) + timedelta(seconds=2)).isoformat()
-    path = folder / "timeouts.json"
+    path = folder / f"timeouts.{kind}"
     fields = ("id", "destination", "headers", "body", "due")
-    path.write_text("\n".join(json.dumps(dict(zip(fields, (*row, row[0], due), strict=True))) for row in rows))
+    found = [dict(zip(fields, (*row, row[0], due), strict=True)) for row in rows]
+    if kind == "json":
+        path.write_text("\n".join(map(json.dumps, found)))
+        return path
+    # A database exports the headers as the text that it stores.
+    found = [{**one, "headers": json.dumps(one["headers"])} for one in found]
+    if kind == "csv":
+        with path.open("w", newline="") as file:
+            table = csv.DictWriter(file, fields)
+            table.writeheader()
+            table.writerows(found)
+    else:
+        bodies = [one["body"].encode() for one in found]
+        parquet.write_table(pa.table({**{name: [one[name] for one in found] for name in fields}, "body": bodies}), path)
     return path
 
 
@@ -103,16 +119,22 @@ def test_targets_are_counted_and_checked_without_a_broker(spark: SparkSession, t
     assert "delay" in str(found[delay_queue])
 
 
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("json", ()), ("parquet", ()), ("csv", ("--read-option", 'escape="'))],
+    ids=["json", "parquet", "csv"],
+)
 def test_a_file_of_timeouts_reaches_its_endpoints(
-    clock_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    kind: str, options: tuple[str, ...], clock_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     sales, billing = new_queue(clock_url), new_queue(clock_url)
     source = write(
         tmp_path,
         *((f"s{n}", sales, {"NServiceBus.MessageId": f"s{n}"}) for n in range(3)),
-        *((f"b{n}", billing, {"Other": "é"}) for n in range(2)),
+        *((f"b{n}", billing, {"Other": "é", "Two": 'a "b", c'}) for n in range(2)),
+        kind=kind,
     )
-    command = ["--url", clock_url, "pipeline", "schedule", str(source), *COLUMNS, *LAYOUT]
+    command = ["--url", clock_url, "pipeline", "schedule", str(source), *options, *COLUMNS, *LAYOUT]
     command += ["--allow", sales, "--allow", billing, "--ledger", str(tmp_path / "ledger")]
     assert run([*command, "--dry-run"]) == 0
     out = capsys.readouterr().out.splitlines()
@@ -125,7 +147,9 @@ def test_a_file_of_timeouts_reaches_its_endpoints(
     assert {key: one.body for key, one in found.items()} == {f"s{n}": f"s{n}".encode() for n in range(3)}
     assert found["s1"].headers["NServiceBus.MessageId"] == "s1"
     assert "Other" not in found["s1"].headers
-    assert [one.headers["Other"] for one in drain(clock_url, billing, 2)] == ["é", "é"]
+    assert [(one.headers["Other"], one.headers["Two"]) for one in drain(clock_url, billing, 2)] == [
+        ("é", 'a "b", c')
+    ] * 2
 
 
 def test_rows_with_wrong_targets_and_headers_are_named_and_rejected(

@@ -80,16 +80,21 @@ class ClaimedTable:
         self._id, self._time = quote(table.id), quote(table.time)
         self._is_time = database.dialect.is_time.format(self._time)
         self._read = table.selection(quote)
+        self._usable = "TRUE"
         self._batch = 0
         self._after: datetime | None = None
         self._all = ""
 
-    def open(self) -> None:
+    def open(self, usable: str = "TRUE") -> None:
         """Read the columns of the table, and the number of the last batch.
+
+        Args:
+            usable: a condition for rows that can be claimed; see :func:`bide.timeouts.tables.usable_ids`.
 
         Raises:
             TimeoutStoreError: a table was dropped, or its columns were changed, since the run began.
         """
+        self._usable = usable
         with self._database.transaction() as cursor:
             columns = self._columns(cursor, self.table.name)
             claimed = self._columns(cursor, self._claims_name).keys() - _OWN_COLUMNS
@@ -197,8 +202,9 @@ class ClaimedTable:
         with self._database.transaction() as cursor:
             cursor.execute(
                 f"SELECT {self._read} FROM {self._source} source WHERE {self._time} >= %s AND {self._time} <= %s "
-                f"AND {self._is_time} AND NOT EXISTS (SELECT 1 FROM {self._claims} claims WHERE claims.{self._id} = "
-                f"source.{self._id} AND claims.bide_status = %s) ORDER BY {self._time} LIMIT {size} "
+                f"AND {self._is_time} AND {self._usable} AND NOT EXISTS (SELECT 1 FROM {self._claims} claims "
+                f"WHERE claims.{self._id} = source.{self._id} AND claims.bide_status = %s) "
+                f"ORDER BY {self._time} LIMIT {size} "
                 "FOR UPDATE SKIP LOCKED",
                 (database_time(earliest), database_time(LATEST), LEFT),
             )
@@ -263,9 +269,17 @@ class ClaimedTable:
         return number
 
     def count(self, earliest: datetime, latest: datetime) -> int:
-        """The number of stored timeouts that are due between two times."""
+        """The number of stored timeouts that are due between two times, and can be claimed."""
+        return self._count(earliest, latest, self._usable)
+
+    def count_unusable(self, earliest: datetime) -> int:
+        """The number of stored timeouts that are due from a time on, and cannot be claimed because of their ids."""
+        return self._count(earliest, LATEST, f"NOT {self._usable}")
+
+    def _count(self, earliest: datetime, latest: datetime, condition: str) -> int:
         ((number,),) = self._database.query(
-            f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} >= %s AND {self._time} <= %s AND {self._is_time}",
+            f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} >= %s AND {self._time} <= %s AND {self._is_time} "
+            f"AND {condition}",
             (database_time(earliest), database_time(latest)),
         )
         return int(number)

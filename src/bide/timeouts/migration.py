@@ -21,7 +21,7 @@ from bide.schedules.requests import RequestId
 from bide.timeouts.claims import Batch, ClaimedTable
 from bide.timeouts.database import Database
 from bide.timeouts.messages import timeout_message, timeout_schedule
-from bide.timeouts.preview import UNREADABLE_TIME
+from bide.timeouts.preview import UNREADABLE_TIME, UNUSABLE_ID
 from bide.timeouts.runs import COMPLETED, Runs
 from bide.timeouts.tables import (
     EARLIEST,
@@ -33,6 +33,7 @@ from bide.timeouts.tables import (
     choose_tables,
     count_unreadable,
     find_tables,
+    usable_ids,
 )
 from bide.timeouts.worker_thread import WorkerThread
 
@@ -177,16 +178,18 @@ class TimeoutMigration:
 
     def _begin(self, database: Database, runs: Runs) -> tuple[str, list[ClaimedTable]]:
         runs.lock()
+        usable = "TRUE"
         if self._table is None:
             found = choose_tables(find_tables(database), self._endpoints)
         else:
             check_table(database, self._table)
+            usable = usable_ids(database, self._table)
             found = [self._table]
         for one in found:
             check_transactions(database, one)
         run, tables = runs.begin(self._parameters(), found)
         for table in tables:
-            table.open()
+            table.open(usable)
             self._total += table.count(self._earliest, LATEST)
         return run, tables
 
@@ -196,6 +199,8 @@ class TimeoutMigration:
                 self.done.past += table.count(self._cutoff or EARLIEST, datetime.now(UTC))
             if unreadable := count_unreadable(database, table.table):
                 self.done.left[UNREADABLE_TIME] += unreadable
+            if unusable := table.count_unusable(self._cutoff or EARLIEST):
+                self.done.left[UNUSABLE_ID] += unusable
         runs.end(self.done.run, COMPLETED)
 
     def _parameters(self) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from bide.timeouts.tables import (
     find_tables,
     has_bytes_or_text,
     stored_timeout,
+    usable_ids,
 )
 from bide.timeouts.worker_thread import WorkerThread
 from bide.topology import Exchange, Queue, Topology
@@ -38,6 +39,7 @@ from bide.topology import Exchange, Queue, Topology
 _ANY_REQUEST: Final = RequestId("preview", 1)
 
 UNREADABLE_TIME: Final = "the due time is missing, not a date, or outside the years 1 to 9999"
+UNUSABLE_ID: Final = "the id is missing, or another row has the same one"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -157,7 +159,8 @@ def _read(
         if table is not None:
             check_table(database, table)
         tables = choose_tables(find_tables(database), endpoints) if table is None else [table]
-        return [_read_table(database, one, infrastructure, allowed, cutoff, keyed=keyed) for one in tables]
+        usable = "TRUE" if table is None else usable_ids(database, table)
+        return [_read_table(database, one, infrastructure, allowed, cutoff, usable, keyed=keyed) for one in tables]
 
 
 def _read_table(
@@ -166,6 +169,7 @@ def _read_table(
     infrastructure: DelayInfrastructure,
     allowed: AllowedTargets,
     cutoff: datetime,
+    usable: str,
     *,
     keyed: bool,
 ) -> EndpointPreview:
@@ -181,16 +185,19 @@ def _read_table(
     body_column = "NULL" if has_bytes_or_text(database, table) else quote(table.state)
     columns = f"{quote(table.id)}, {quote(table.destination)}, {headers_column}, {body_column}"
     checker, encoder = MessageChecker(), Encoder(infrastructure, frame_max=131_072)
-    for row in database.stream(
-        f"SELECT {columns}, {time} FROM {source} WHERE {time} >= %s AND {time} <= %s AND {is_time}",
+    for *row, is_usable in database.stream(
+        f"SELECT {columns}, {time}, {usable} FROM {source} WHERE {time} >= %s AND {time} <= %s AND {is_time}",
         bounds,
     ):
-        timeout = stored_timeout(row)
+        timeout = stored_timeout(tuple(row))
         now = datetime.now(UTC)
         one.count += 1
         one.past += timeout.due <= now
         one.earliest_due = min(one.earliest_due or timeout.due, timeout.due)
         one.latest_due = max(one.latest_due or timeout.due, timeout.due)
+        if not is_usable:
+            one.problems[UNUSABLE_ID] += 1
+            continue
         try:
             if keyed:
                 schedule = timeout_schedule(timeout, endpoint=table.endpoint, request=_ANY_REQUEST, allowed=allowed)

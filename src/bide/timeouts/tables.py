@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bide.errors import InvalidInputError, TimeoutStoreError
-from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.timeouts.database import Database
@@ -46,7 +45,7 @@ class TimeoutTable:
         name: its name.
         endpoint: the name of the endpoint that owns it, as in the table's name: with ``_`` instead of dots. For a
             table of any other form, the name of the table.
-        id: the column of ids, which are unique.
+        id: the column of ids. Rows without an id, or with the same one, are not moved.
         destination: the column with the names of the target queues.
         headers: the column with the headers as JSON; None if there are no headers.
         state: the column with the bodies: bytes or text.
@@ -126,7 +125,7 @@ def mapped_table(name: str, columns: Mapping[str, str]) -> TimeoutTable:
 
 
 def check_table(database: Database, table: TimeoutTable) -> None:
-    """Check that a table has its columns, that its due times are timestamps, and that its ids are unique.
+    """Check that a table has its columns, and that its due times are timestamps.
 
     Raises:
         TimeoutStoreError: the table or a column does not exist, or a column cannot be used.
@@ -148,13 +147,22 @@ def check_table(database: Database, table: TimeoutTable) -> None:
             f"the column {table.time!r} of the table {table.name!r} is of type {found[table.time]}: change it to a "
             "timestamp, or export the rows to a file for 'bide pipeline schedule'"
         )
-    identity = database.dialect.quote(table.id)
-    ((rows, values),) = database.query(f"SELECT COUNT(*), COUNT(DISTINCT {identity}) FROM {database.table(table.name)}")
-    if values < rows:
-        raise TimeoutStoreError(
-            f"the column {table.id!r} of the table {table.name!r} is not unique: {quantity(rows, 'row')} have "
-            f"{quantity(values, 'value')}; name another column as id"
-        )
+
+
+def usable_ids(database: Database, table: TimeoutTable) -> str:
+    """A condition that a row has an id that no other row has. ``TRUE`` if this holds for all rows now.
+
+    Only such rows can be moved, because rows are claimed, deleted and put back by their ids.
+    """
+    identity, name = database.dialect.quote(table.id), database.table(table.name)
+    ((rows, values),) = database.query(f"SELECT COUNT(*), COUNT(DISTINCT {identity}) FROM {name}")
+    if values == rows:
+        # The database would search for equal ids in each batch.
+        return "TRUE"
+    return (
+        f"({identity} IS NOT NULL AND {identity} NOT IN (SELECT {identity} FROM {name} WHERE {identity} IS NOT NULL "
+        f"GROUP BY {identity} HAVING COUNT(*) > 1))"
+    )
 
 
 def has_bytes_or_text(database: Database, table: TimeoutTable) -> bool:
