@@ -244,9 +244,12 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     # Also between a phone and a wide window, no button of a table is out of sight.
     right = "Math.max(...[...document.querySelectorAll('td button')].map(one => one.getBoundingClientRect().right))"
     whole = "[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+    lines_of_rule = "new Set([...document.querySelectorAll('td .rule span')].map(one => one.offsetTop)).size"
     for width in (768, 1120, 1200):
         window.open("schedules", width=width)
         assert 0 < chromium.evaluate(right) <= width
+        assert chromium.evaluate(whole)
+        assert chromium.evaluate(lines_of_rule) == 1, width
         window.open("find?text=digest", width=width)
         assert chromium.evaluate(whole)
 
