@@ -253,6 +253,11 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
         window.open("find?text=digest", width=width)
         assert chromium.evaluate(whole)
 
+    # A finding has its command in its sentence, to copy, and not a second time below.
+    window.open("problems")
+    missing = "[...document.querySelectorAll('.finding .break')].find(one => one.innerText.startsWith('exchanges'))"
+    assert chromium.evaluate(f"{missing}.textContent").endswith(": run bide delay applyCopy with the same settings")
+
     _use_keyboard(window, chromium)
     _change_one(window, chromium)
 
