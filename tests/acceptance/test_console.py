@@ -714,6 +714,7 @@ def _look_at_taps(window: Window, chromium: Browser) -> None:
         "1 message: 2\u00a0d"
     )
     assert "counted by the broker, up to 5 s ago" in window.text
+    _touch_slot(window, chromium)
     chromium.evaluate(
         "[...document.querySelectorAll('a')].find(one => one.innerText === 'Due times from the tap').click()"
     )
@@ -738,6 +739,23 @@ def _look_at_taps(window: Window, chromium: Browser) -> None:
     assert chromium.evaluate("document.documentElement.scrollWidth") <= 360
     window.open("waiting?tap=1", width=360, dark=True)
     assert chromium.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def _touch_slot(window: Window, chromium: Browser) -> None:
+    """A phone has no pointer, so a finger shows what a slot holds."""
+    window.open("waiting", width=360)
+    assert "Touch a slot, or point at it" in window.text
+    place = "document.querySelector('.dial .full')"
+    chromium.evaluate(f"{place}.scrollIntoView({{ block: 'center' }})")
+    box = chromium.evaluate(
+        f"(box => [box.left + box.width / 2, box.top + box.height / 2])({place}.getBoundingClientRect())"
+    )
+    chromium.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": box[0], "y": box[1]}])
+    chromium.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    window.wait(
+        "document.body.innerText.includes('1 message waits 2\u00a0d here. Computed: it is due within 3\u00a0d.')"
+    )
+    window.open("waiting")
 
 
 @asynccontextmanager
