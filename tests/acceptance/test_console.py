@@ -258,6 +258,7 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     missing = "[...document.querySelectorAll('.finding .break')].find(one => one.innerText.startsWith('exchanges'))"
     assert chromium.evaluate(f"{missing}.textContent").endswith(": run bide delay applyCopy with the same settings")
 
+    _find_key(window, chromium)
     _use_keyboard(window, chromium)
     _change_one(window, chromium)
 
@@ -329,6 +330,25 @@ def _zoom(window: Window, chromium: Browser) -> None:
     window.wait(f"document.querySelector('.plot svg').getAttribute('viewBox') !== '{shown}'")
     press(chromium, "Escape")
     window.wait("!location.hash.includes('start=')")
+
+
+def _find_key(window: Window, chromium: Browser) -> None:
+    """The hops of a key say which was seen and which is computed, and the places say where the key was found."""
+    window.open("find?text=invoice%3A07")
+    partition = partition_of("invoice:07")
+    hops = chromium.evaluate("[...document.querySelectorAll('.hops li')].map(one => [one.className, one.innerText])")
+    for (kind, text), (shown_kind, shown) in zip(
+        [
+            ("seen", f"Schedule log\npartition {partition}, version "),
+            ("here", "Index of the gate\nwaits until 2"),
+            ("computed", "reminders\nthe gate publishes it here when it is due"),
+        ],
+        hops,
+        strict=True,
+    ):
+        assert (shown_kind, shown[: len(text)]) == (kind, text)
+    places = "[...document.querySelectorAll('tbody tr')].map(one => one.innerText.split(/\\s*[\\t\\n]\\s*/))"
+    assert chromium.evaluate(places)[0] == [f"the index of the gates, partition {partition}", "found", "exact"]
 
 
 def _change_one(window: Window, chromium: Browser) -> None:
