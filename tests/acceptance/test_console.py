@@ -206,7 +206,9 @@ async def test_the_page_shows_what_waits_and_changes_it(vhost: Vhost, chromium: 
         assert await client.count_scheduled(prefix="") == 22
         with console(vhost, has_gate=True) as running:
             await asyncio.to_thread(_look_around, Window(chromium, running.url), chromium, running)
-        assert await client.count_scheduled(prefix="invoice:") == 0
+        ran = await receive(client, "reminders", 10)
+        assert sorted(str(one.key) for one in ran) == [f"invoice:0{number}" for number in range(10)]
+        await reaches(lambda: client.count_scheduled(prefix="invoice:"), 0)
         assert (await client.count_scheduled(prefix=""), await client.scheduled("invoice:03")) == (2, None)
 
 
@@ -275,12 +277,19 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     window.click("Resume 20", "dialog")
     window.wait("document.body.innerText.includes('20 schedules match; the paused ones are resumed')")
     window.wait(f"{BUTTON.format('Pause')}?.disabled === false")
+    window.open("many?prefix=invoice%3A0&count=1")
+    window.click("Run now")
+    window.wait("document.querySelector('dialog h2')?.innerText === 'Run now 10 schedules?'")
+    window.click("Run now 10", "dialog")
+    window.wait("document.body.innerText.includes('10 delivered now')")
+    window.open("many?prefix=invoice%3A1&count=1")
     window.click("Cancel")
-    window.click("Cancel 20", "dialog")
-    window.wait("document.body.innerText.includes('20 cancelled')")
+    window.click("Cancel 10", "dialog")
+    window.wait("document.body.innerText.includes('10 cancelled')")
     for width in (1120, 1200, 1400):
         window.open("log", width=width)
         assert "cancel schedules" in window.text
+        assert "run-now schedules" in window.text
         assert chromium.evaluate(whole), width
 
 
