@@ -516,23 +516,26 @@ def _use_firefox(folder: Path, running: Console) -> None:
         window.wait("document.body.innerText.includes('20 cancelled')")
 
 
-async def test_failed_messages_are_discarded_at_a_pace_until_it_is_stopped(vhost: Vhost, chromium: Browser) -> None:
+@pytest.mark.parametrize(("name", "sent_back"), [("Retry", 1), ("Discard", 0)])
+async def test_an_operation_on_failed_messages_keeps_its_pace_until_it_is_stopped(
+    vhost: Vhost, chromium: Browser, name: str, sent_back: int
+) -> None:
     async with bide.connect(vhost.url) as client:
-        await client.declare(bide.Topology(queues=[bide.Queue.quorum("error")]))
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("error"), bide.Queue.quorum("shop")]))
         for _ in range(5):
-            await client.publish(b"", to="error")
+            await client.publish(b"", to="error", headers={"NServiceBus.FailedQ": "shop"})
         with console(vhost) as running:
-            await asyncio.to_thread(_discard_until_stopped, Window(chromium, running.url), chromium)
-        assert await client.message_count("error") == 4
+            await asyncio.to_thread(_run_until_stopped, Window(chromium, running.url), chromium, name)
+        assert (await client.message_count("error"), await client.message_count("shop")) == (4, sent_back)
 
 
-def _discard_until_stopped(window: Window, chromium: Browser) -> None:
+def _run_until_stopped(window: Window, chromium: Browser, name: str) -> None:
     window.sign_in()
     window.open("failures?queue=error")
-    window.click("Discard all")
-    window.wait("document.querySelector('dialog h2')?.innerText === 'Discard 5 messages?'")
+    window.click(f"{name} all")
+    window.wait(f"document.querySelector('dialog h2')?.innerText === '{name} 5 messages?'")
     chromium.evaluate("document.querySelector('dialog [name=over]').value = '1h'")
-    window.click("Discard", "dialog")
+    window.click(name, "dialog")
     window.wait("document.querySelector('.operation')?.innerText.includes('1 of 5 done')")
     assert "all messages, over 1h" in window.text
     assert chromium.evaluate("document.querySelector('.operation progress').value") == 1
