@@ -29,8 +29,11 @@ from bide.console.server import serve
 from bide.console.settings import Access
 from bide.console.tap_index import TapIndex
 from bide.console.vhost import ConsoleVhost
+from bide.delay.protocol import HEADER_DUE, QueueTarget
 from bide.delay.taps import taps_of
+from bide.durations import to_milliseconds
 from bide.gate import partition_session
+from bide.messages.prepared import PreparedMessage
 from bide.schedules.entries import ScheduleAnswer
 from bide.schedules.names import partition_of
 from bide.schedules.records import Operation
@@ -708,13 +711,19 @@ async def test_a_message_is_found_in_the_taps_and_its_hops_are_computed(vhost: V
         await client.publish(b"", to="mail", delay="2d 3h", message_id="later")
         await client.publish(b"", to="mail", delay="20ms", message_id="soon")
         await receive(client, "mail", 2)
+        # In the stream, another message was delivered an hour late.
+        delivered = QueueTarget(taps_of(await client.infrastructure()).delivered)
+        late = {"headers": {HEADER_DUE: to_milliseconds(client.now()) - 3_600_000}}
+        await client.forward(PreparedMessage(target=delivered, body=b"", message_id="late", values=late, is_copy=True))
         with console(vhost, "--read-only") as running:
             async with running.client() as page:
 
-                async def is_seen() -> bool:
-                    return bool((await page.get("lateness"))["minutes"])
+                async def delivered_in_time_or_late() -> object:
+                    return sum(one["count"] for one in (await page.get("lateness"))["minutes"])
 
-                await eventually(is_seen)
+                await reaches(delivered_in_time_or_late, 2)
+                minutes = (await page.get("lateness"))["minutes"]
+                assert max(one["p99"] for one in minutes) > 3_000_000
                 found = (await page.get("find", text="later"))["tap"]
                 assert [hop["wait"] for hop in found["hops"] if hop["wait"]] == [2 * 86_400_000, 3 * 3_600_000]
                 assert [hop["is_here"] for hop in found["hops"] if hop["wait"]] == [True, False]
@@ -736,10 +745,10 @@ async def test_a_message_is_found_in_the_taps_and_its_hops_are_computed(vhost: V
                 assert (tapped["total"], tapped["first"], tapped["last"]) == (1, found["due"], found["due"])
                 assert (tapped["tap"]["number"], tapped["tap"]["older"]) == (2, 0)
                 assert (await page.get("tapped", to="other"))["total"] == 0
-            await asyncio.to_thread(_look_at_taps, Window(chromium, running.url), chromium)
+            await asyncio.to_thread(_look_at_taps, Window(chromium, running.url), chromium, minutes)
 
 
-def _look_at_taps(window: Window, chromium: Browser) -> None:
+def _look_at_taps(window: Window, chromium: Browser, minutes: list[dict[str, int]]) -> None:
     window.sign_in()
     # The message that waits, in one slot of the clock.
     assert chromium.evaluate("[...document.querySelectorAll('.dial .full')].map(one => one.ariaLabel).join()") == (
@@ -771,6 +780,7 @@ def _look_at_taps(window: Window, chromium: Browser) -> None:
     assert chromium.evaluate("document.documentElement.scrollWidth") <= 360
     window.open("waiting?tap=1", width=360, dark=True)
     assert chromium.evaluate("document.documentElement.scrollWidth") <= 360
+    _look_at_lateness(window, chromium, minutes)
 
 
 def _touch_slot(window: Window, chromium: Browser) -> None:
@@ -788,6 +798,18 @@ def _touch_slot(window: Window, chromium: Browser) -> None:
         "document.body.innerText.includes('1 message waits 2\u00a0d here. Computed: it is due within 3\u00a0d.')"
     )
     window.open("waiting")
+
+
+def _look_at_lateness(window: Window, chromium: Browser, minutes: list[dict[str, int]]) -> None:
+    """The chart and the table have the values of each minute."""
+    window.open("lateness")
+    assert chromium.evaluate(
+        "[...document.querySelectorAll('.plot title')].map(one => one.textContent.split(': ')[1])"
+    ) == [f"{name} {one[name]} ms of {one['count']}" for one in minutes for name in ("p99", "p50")]
+    cells = "[...document.querySelectorAll('tbody tr')].map(row => [...row.cells].slice(1).map(one => one.textContent))"
+    assert chromium.evaluate(cells) == [
+        [f"{one[name]:,}" for name in ("count", "p50", "p99", "max")] for one in minutes
+    ]
 
 
 @asynccontextmanager
