@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import click
 import pytest
 
 import bide
-from bide.cli.app import cli
+from bide.cli.app import cli, run
 from bide.topology import Argument
 from tests.acceptance.command_line import WARNINGS, CommandLine
 from tests.timeouts import TIMEOUT
@@ -198,6 +199,24 @@ def test_verify_reports_what_apply_declared_and_destroy_removed(program: Program
     assert "'bide.v1.s7'" in done.stdout.decode()
     program.ok("delay", "destroy", *SMALL, "--yes")
     assert program.run("delay", "verify", *SMALL).returncode == 1
+
+
+def test_no_finding_is_wider_than_the_terminal(
+    vhost: Vhost, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BIDE_URL", vhost.url)
+    monkeypatch.setenv("BIDE_MANAGEMENT_URL", vhost.broker.management_url)
+    verify = ("delay", "verify", *SMALL)
+    assert run(verify) == 1
+    whole = set(re.findall(r"[^\W_]+", capsys.readouterr().out))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    for columns in (60, 80):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        assert run(verify) == 1
+        shown = click.unstyle(capsys.readouterr().out)
+        assert max(map(len, shown.splitlines())) <= columns
+        # Every piece of a name appears unbroken.
+        assert whole <= set(re.findall(r"[^\W_]+", shown))
 
 
 def test_apply_warns_of_a_policy_that_deletes_messages(program: Program, vhost: Vhost) -> None:

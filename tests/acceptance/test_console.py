@@ -24,8 +24,11 @@ from bide.console.server import serve
 from bide.console.settings import Access
 from bide.console.tap_index import TapIndex
 from bide.console.vhost import ConsoleVhost
+from bide.delay.protocol import HEADER_DUE, QueueTarget
 from bide.delay.taps import taps_of
+from bide.durations import to_milliseconds
 from bide.gate import partition_session
+from bide.messages.prepared import PreparedMessage
 from bide.schedules.entries import ScheduleAnswer
 from bide.schedules.names import partition_of
 from bide.schedules.records import Operation
@@ -59,7 +62,9 @@ async def test_the_page_shows_what_waits_and_changes_it(vhost: Vhost, chromium: 
         assert await client.count_scheduled(prefix="") == 22
         with console(vhost, has_gate=True) as running:
             await asyncio.to_thread(_look_around, Window(chromium, running.url), chromium, running)
-        assert await client.count_scheduled(prefix="invoice:") == 0
+        ran = await receive(client, "reminders", 10)
+        assert sorted(str(one.key) for one in ran) == [f"invoice:0{number}" for number in range(10)]
+        await reaches(lambda: client.count_scheduled(prefix="invoice:"), 0)
         assert (await client.count_scheduled(prefix=""), await client.scheduled("invoice:03")) == (2, None)
 
 
@@ -98,12 +103,21 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     # Also between a phone and a wide window, no button of a table is out of sight.
     right = "Math.max(...[...document.querySelectorAll('td button')].map(one => one.getBoundingClientRect().right))"
     whole = "[...document.querySelectorAll('.scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+    lines_of_rule = "new Set([...document.querySelectorAll('td .rule span')].map(one => one.offsetTop)).size"
     for width in (768, 1120, 1200):
         window.open("schedules", width=width)
         assert 0 < chromium.evaluate(right) <= width
+        assert chromium.evaluate(whole)
+        assert chromium.evaluate(lines_of_rule) == 1, width
         window.open("find?text=digest", width=width)
         assert chromium.evaluate(whole)
 
+    # A finding has its command in its sentence, to copy, and not a second time below.
+    window.open("problems")
+    missing = "[...document.querySelectorAll('.finding .break')].find(one => one.innerText.startsWith('exchanges'))"
+    assert chromium.evaluate(f"{missing}.textContent").endswith(": run bide delay applyCopy with the same settings")
+
+    _find_key(window, chromium)
     _use_keyboard(window, chromium)
     _change_one(window, chromium)
 
@@ -120,12 +134,19 @@ def _look_around(window: Window, chromium: Browser, running: Console) -> None:
     window.click("Resume 20", "dialog")
     window.wait("document.body.innerText.includes('20 schedules match; the paused ones are resumed')")
     window.wait(f"{BUTTON.format('Pause')}?.disabled === false")
+    window.open("many?prefix=invoice%3A0&count=1")
+    window.click("Run now")
+    window.wait("document.querySelector('dialog h2')?.innerText === 'Run now 10 schedules?'")
+    window.click("Run now 10", "dialog")
+    window.wait("document.body.innerText.includes('10 delivered now')")
+    window.open("many?prefix=invoice%3A1&count=1")
     window.click("Cancel")
-    window.click("Cancel 20", "dialog")
-    window.wait("document.body.innerText.includes('20 cancelled')")
+    window.click("Cancel 10", "dialog")
+    window.wait("document.body.innerText.includes('10 cancelled')")
     for width in (1120, 1200, 1400):
         window.open("log", width=width)
         assert "cancel schedules" in window.text
+        assert "run-now schedules" in window.text
         assert chromium.evaluate(whole), width
 
 
@@ -156,7 +177,7 @@ def _zoom(window: Window, chromium: Browser) -> None:
             x = left + (hour + 0.5) * width / 96
             chromium.call("Input.dispatchMouseEvent", type=kind, x=x, y=top, button="left", buttons=1, clickCount=1)
             if kind == "mouseMoved":
-                assert chromium.evaluate(chosen) == "visible"
+                window.wait(f"{chosen} === 'visible'")
         shows(24, 72)
         window.wait("document.body.innerText.includes('30\u00a0min\\nper bar')")
 
@@ -191,6 +212,25 @@ def _cross_a_clock_change(window: Window, chromium: Browser) -> None:
             (hour, (start + timedelta(days=day)).date()) for day, hour in enumerate(hours)
         ]
     chromium.call("Emulation.setTimezoneOverride", timezoneId="")
+
+
+def _find_key(window: Window, chromium: Browser) -> None:
+    """The hops of a key say which was seen and which is computed, and the places say where the key was found."""
+    window.open("find?text=invoice%3A07")
+    partition = partition_of("invoice:07")
+    hops = chromium.evaluate("[...document.querySelectorAll('.hops li')].map(one => [one.className, one.innerText])")
+    for (kind, text), (shown_kind, shown) in zip(
+        [
+            ("seen", f"Schedule log\npartition {partition}, version "),
+            ("here", "Index of the gate\nwaits until 2"),
+            ("computed", "reminders\nthe gate publishes it here when it is due"),
+        ],
+        hops,
+        strict=True,
+    ):
+        assert (shown_kind, shown[: len(text)]) == (kind, text)
+    places = "[...document.querySelectorAll('tbody tr')].map(one => one.innerText.split(/\\s*[\\t\\n]\\s*/))"
+    assert chromium.evaluate(places)[0] == [f"the index of the gates, partition {partition}", "found", "exact"]
 
 
 def _change_one(window: Window, chromium: Browser) -> None:
@@ -342,23 +382,26 @@ def _use_firefox(folder: Path, running: Console) -> None:
         window.wait("document.body.innerText.includes('20 cancelled')")
 
 
-async def test_failed_messages_are_discarded_at_a_pace_until_it_is_stopped(vhost: Vhost, chromium: Browser) -> None:
+@pytest.mark.parametrize(("name", "sent_back"), [("Retry", 1), ("Discard", 0)])
+async def test_an_operation_on_failed_messages_keeps_its_pace_until_it_is_stopped(
+    vhost: Vhost, chromium: Browser, name: str, sent_back: int
+) -> None:
     async with bide.connect(vhost.url) as client:
-        await client.declare(bide.Topology(queues=[bide.Queue.quorum("error")]))
+        await client.declare(bide.Topology(queues=[bide.Queue.quorum("error"), bide.Queue.quorum("shop")]))
         for _ in range(5):
-            await client.publish(b"", to="error")
+            await client.publish(b"", to="error", headers={"NServiceBus.FailedQ": "shop"})
         with console(vhost) as running:
-            await asyncio.to_thread(_discard_until_stopped, Window(chromium, running.url), chromium)
-        assert await client.message_count("error") == 4
+            await asyncio.to_thread(_run_until_stopped, Window(chromium, running.url), chromium, name)
+        assert (await client.message_count("error"), await client.message_count("shop")) == (4, sent_back)
 
 
-def _discard_until_stopped(window: Window, chromium: Browser) -> None:
+def _run_until_stopped(window: Window, chromium: Browser, name: str) -> None:
     window.sign_in()
     window.open("failures?queue=error")
-    window.click("Discard all")
-    window.wait("document.querySelector('dialog h2')?.innerText === 'Discard 5 messages?'")
+    window.click(f"{name} all")
+    window.wait(f"document.querySelector('dialog h2')?.innerText === '{name} 5 messages?'")
     chromium.evaluate("document.querySelector('dialog [name=over]').value = '1h'")
-    window.click("Discard", "dialog")
+    window.click(name, "dialog")
     window.wait("document.querySelector('.operation')?.innerText.includes('1 of 5 done')")
     assert "all messages, over 1h" in window.text
     assert chromium.evaluate("document.querySelector('.operation progress').value") == 1
@@ -536,13 +579,19 @@ async def test_a_message_is_found_in_the_taps_and_its_hops_are_computed(vhost: V
         await client.publish(b"", to="mail", delay="2d 3h", message_id="later")
         await client.publish(b"", to="mail", delay="20ms", message_id="soon")
         await receive(client, "mail", 2)
+        # In the stream, another message was delivered an hour late.
+        delivered = QueueTarget(taps_of(await client.infrastructure()).delivered)
+        late = {"headers": {HEADER_DUE: to_milliseconds(client.now()) - 3_600_000}}
+        await client.forward(PreparedMessage(target=delivered, body=b"", message_id="late", values=late, is_copy=True))
         with console(vhost, "--read-only") as running:
             async with running.client() as page:
 
-                async def is_seen() -> bool:
-                    return bool((await page.get("lateness"))["minutes"])
+                async def delivered_in_time_or_late() -> object:
+                    return sum(one["count"] for one in (await page.get("lateness"))["minutes"])
 
-                await eventually(is_seen)
+                await reaches(delivered_in_time_or_late, 2)
+                minutes = (await page.get("lateness"))["minutes"]
+                assert max(one["p99"] for one in minutes) > 3_000_000
                 found = (await page.get("find", text="later"))["tap"]
                 assert [hop["wait"] for hop in found["hops"] if hop["wait"]] == [2 * 86_400_000, 3 * 3_600_000]
                 assert [hop["is_here"] for hop in found["hops"] if hop["wait"]] == [True, False]
@@ -564,16 +613,17 @@ async def test_a_message_is_found_in_the_taps_and_its_hops_are_computed(vhost: V
                 assert (tapped["total"], tapped["first"], tapped["last"]) == (1, found["due"], found["due"])
                 assert (tapped["tap"]["number"], tapped["tap"]["older"]) == (2, 0)
                 assert (await page.get("tapped", to="other"))["total"] == 0
-            await asyncio.to_thread(_look_at_taps, Window(chromium, running.url), chromium)
+            await asyncio.to_thread(_look_at_taps, Window(chromium, running.url), chromium, minutes)
 
 
-def _look_at_taps(window: Window, chromium: Browser) -> None:
+def _look_at_taps(window: Window, chromium: Browser, minutes: list[dict[str, int]]) -> None:
     window.sign_in()
     # The message that waits, in one slot of the clock.
     assert chromium.evaluate("[...document.querySelectorAll('.dial .full')].map(one => one.ariaLabel).join()") == (
         "1 message: 2\u00a0d"
     )
     assert "counted by the broker, up to 5 s ago" in window.text
+    _touch_slot(window, chromium)
     chromium.evaluate(
         "[...document.querySelectorAll('a')].find(one => one.innerText === 'Due times from the tap').click()"
     )
@@ -598,6 +648,36 @@ def _look_at_taps(window: Window, chromium: Browser) -> None:
     assert chromium.evaluate("document.documentElement.scrollWidth") <= 360
     window.open("waiting?tap=1", width=360, dark=True)
     assert chromium.evaluate("document.documentElement.scrollWidth") <= 360
+    _look_at_lateness(window, chromium, minutes)
+
+
+def _touch_slot(window: Window, chromium: Browser) -> None:
+    """A phone has no pointer, so a finger shows what a slot holds."""
+    window.open("waiting", width=360)
+    assert "Touch a slot, or point at it" in window.text
+    place = "document.querySelector('.dial .full')"
+    chromium.evaluate(f"{place}.scrollIntoView({{ block: 'center' }})")
+    box = chromium.evaluate(
+        f"(box => [box.left + box.width / 2, box.top + box.height / 2])({place}.getBoundingClientRect())"
+    )
+    chromium.call("Input.dispatchTouchEvent", type="touchStart", touchPoints=[{"x": box[0], "y": box[1]}])
+    chromium.call("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
+    window.wait(
+        "document.body.innerText.includes('1 message waits 2\u00a0d here. Computed: it is due within 3\u00a0d.')"
+    )
+    window.open("waiting")
+
+
+def _look_at_lateness(window: Window, chromium: Browser, minutes: list[dict[str, int]]) -> None:
+    """The chart and the table have the values of each minute."""
+    window.open("lateness")
+    assert chromium.evaluate(
+        "[...document.querySelectorAll('.plot title')].map(one => one.textContent.split(': ')[1])"
+    ) == [f"{name} {one[name]} ms of {one['count']}" for one in minutes for name in ("p99", "p50")]
+    cells = "[...document.querySelectorAll('tbody tr')].map(row => [...row.cells].slice(1).map(one => one.textContent))"
+    assert chromium.evaluate(cells) == [
+        [f"{one[name]:,}" for name in ("count", "p50", "p99", "max")] for one in minutes
+    ]
 
 
 @asynccontextmanager

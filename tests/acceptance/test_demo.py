@@ -118,6 +118,7 @@ def test_the_console_shows_the_messages_of_the_demo_until_ctrl_c(demo: Demo, req
     stdout, stderr = process.communicate(timeout=TIMEOUT)
     assert (process.returncode, stderr) == (0, "")
     assert "clean up" in stdout
+    assert "bide demo --console" not in stdout
     assert demo.left() == []
 
 
@@ -136,6 +137,7 @@ def test_without_java_the_demo_ends_after_the_first_part(demo: Demo, tmp_path: P
     assert "  no report: Spark needs Java 17 or later, but found none" in stdout
     assert "  published   50 messages, each confirmed" in stdout
     assert "  all well: nothing lost, nothing early" in stdout
+    assert stdout.endswith("\n  bide demo --console keeps the messages, and shows them on a web page\n")
     assert "endpoint" not in stdout
     assert not demo.into.exists()
     assert demo.left() == []

@@ -185,6 +185,22 @@ def test_without_a_release_the_site_of_the_checkout_is_built_alone(small: Path) 
     assert 'class="versions"' not in (versions / "unreleased" / "index.html").read_text()
 
 
+@pytest.mark.parametrize(
+    ("link", "error"),
+    [
+        ("nowhere.md", "docs/patterns/one.md: the link 'nowhere.md' leads to no file"),
+        ("../patterns.md#nowhere", "local id not found in doc 'patterns': 'nowhere' [myst.xref_missing]"),
+    ],
+)
+def test_a_broken_link_fails_the_build(small: Path, link: str, error: str) -> None:
+    page = small / "docs" / "patterns" / "one.md"
+    page.write_text(f"# One\n\n[a link]({link})\n")
+    command = [sys.executable, "scripts/build_docs.py"]
+    done = subprocess.run(command, cwd=small, capture_output=True, text=True, check=False, timeout=10 * TIMEOUT)
+    assert done.returncode == 1
+    assert error in done.stderr
+
+
 def test_sites_of_all_releases_link_to_each_other(small: Path, tmp_path: Path) -> None:
     _release(small, "v0.9.0")
     # The page is not in the site of 0.9.0.

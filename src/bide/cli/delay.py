@@ -170,7 +170,7 @@ async def _verify(settings: Settings, infrastructure: DelayInfrastructure) -> Ve
 
 
 def _print_report(report: VerifyReport) -> None:
-    echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}")
+    echo(f"{report.layout} on {report.broker}, virtual host {report.vhost}, RabbitMQ {report.release}", hang=2)
     for finding in report.findings:
         mark, colour = _STATUS_MARKS[finding.status]
         echo(f"{finding.check:<24}{finding.text}", mark=mark, colour=colour, hang=24)

@@ -20,7 +20,7 @@ function slice(inner, outer, from, to) {
 }
 
 export function dial(levels, total) {
-  const note = h("p", { class: "quiet small", "aria-live": "polite" }, "Point at a slot to see its number of messages. Messages move from the centre outwards, ring by ring, and are due when they leave the last ring.");
+  const note = h("p", { class: "quiet small", "aria-live": "polite" }, "Touch a slot, or point at it, to see its number of messages. Messages move from the centre outwards, ring by ring, and are due when they leave the last ring.");
   const highest = Math.max(...levels.flatMap((one) => one.counts), 1);
   const rings = levels.map((level, place) => {
     const inner = INNER + place * (WIDTH + GAP);

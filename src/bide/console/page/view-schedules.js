@@ -8,7 +8,7 @@ import { badge, body, empty, facts, field, head, source, table, values } from ".
 export const state = (one) => badge(one.state, { paused: "warn", "under-way": "accent" }[one.state] ?? "good");
 
 // A rule breaks between its fields only, not at the hyphen of MON-FRI.
-const rule = (text) => h("code", {}, text.split(" ").map((field, place) => [place ? " " : "", h("span", { class: "nowrap" }, field)]));
+const rule = (text) => h("code", { class: "rule" }, text.split(" ").map((field, place) => [place ? " " : "", h("span", { class: "nowrap" }, field)]));
 
 export async function show(page, context) {
   const { parameters } = context;
