@@ -199,19 +199,21 @@ def _zoom(window: Window, chromium: Browser) -> None:
 
 
 def _cross_a_clock_change(window: Window, chromium: Browser) -> None:
-    """Days begin at midnight also after clocks changed, in the evening of the day before in UTC."""
-    chromium.call("Emulation.setTimezoneOverride", timezoneId="Europe/Berlin")
+    """Days begin at midnight also after clocks changed, or at one o'clock where midnight is skipped."""
     chromium.evaluate("import('/skyline.js').then(one => window.skyline = one)")
     window.wait("!!window.skyline")
-    for first, hours in (("2026-10-23", (22, 22, 23, 23)), ("2026-03-27", (23, 23, 22, 22))):
-        start = datetime.fromisoformat(f"{first}T12:00Z")
-        given = [int((start + timedelta(days=day)).timestamp()) * 1000 for day in (0, 4)]
-        found = chromium.evaluate(f"skyline.ticks({given[0]}, {given[1]}, 5)")
-        days = [datetime.fromtimestamp(at / 1000, UTC) for at in found[0]]
-        assert [(one.hour, one.date()) for one in days] == [
-            (hour, (start + timedelta(days=day)).date()) for day, hour in enumerate(hours)
-        ]
-    chromium.call("Emulation.setTimezoneOverride", timezoneId="")
+    try:
+        for zone, start, end, expected in (
+            ("Europe/Berlin", "2026-10-23T12:00Z", "2026-10-27T12:00Z", ["24 00", "25 00", "26 00", "27 00"]),
+            ("Europe/Berlin", "2026-03-27T12:00Z", "2026-03-30T22:30Z", ["28 00", "29 00", "30 00", "31 00"]),
+            ("America/Santiago", "2026-09-04T12:00Z", "2026-09-08T12:00Z", ["05 00", "06 01", "07 00", "08 00"]),
+        ):
+            chromium.call("Emulation.setTimezoneOverride", timezoneId=zone)
+            first, last = (int(datetime.fromisoformat(one).timestamp()) * 1000 for one in (start, end))
+            local = "one => new Date(one).toLocaleString('sv').slice(8, 13)"
+            assert chromium.evaluate(f"skyline.ticks({first}, {last}, 5)[0].map({local})") == expected
+    finally:
+        chromium.call("Emulation.setTimezoneOverride", timezoneId="")
 
 
 def _find_key(window: Window, chromium: Browser) -> None:

@@ -12,15 +12,16 @@ const LABEL = 72;
 const TICKS = [1, 5, 15, 60, 300, 900, 3600, 10800, 21600, 43200, 86400, 172800, 604800, 1209600, 2592000, 7776000, 31536000, 315360000]
   .map((one) => one * 1000);
 
-// The times of the labels, which are round in local time, also after clocks changed, and their distance.
+// The times of the labels and their distance. The times are round in local time, also after a change of clocks.
 export function ticks(start, end, most) {
   const step = TICKS.find((one) => (end - start) / one <= most) ?? TICKS.at(-1);
   const offsetAt = (at) => new Date(at).getTimezoneOffset() * 60000;
   const offset = offsetAt(start);
   const found = [];
-  for (let at = Math.ceil((start - offset) / step) * step + offset; at < end; at += step) {
-    // Shorter steps keep their distance: an hour that exists twice has its labels twice.
-    found.push(step > 3600000 ? at + offsetAt(at) - offset : at);
+  for (let at = Math.ceil((start - offset) / step) * step + offset; at < end + step; at += step) {
+    const moved = at + offsetAt(at) - offset;
+    // Steps of up to an hour are round all the same. And a zone that skips the hour after midnight has no such time.
+    found.push(step > 3600000 && offsetAt(moved) === offsetAt(at) ? moved : at);
   }
   return [found.filter((at) => at >= start && at < end), step];
 }
