@@ -139,36 +139,45 @@ function operations(context, queue, chosen, follow, all = "") {
 // Show operations and their progress until none is running. If an operation has changed the queue, load it again.
 async function watch(box, context, changed, load) {
   if (box.dataset.watching) return void (box.dataset.watching = "again");
-  let parts = [];
-  let drawn;
+  let parts = new Map();
   try {
-    for (;;) {
+    while (context.isShown()) {
       box.dataset.watching = "true";
-      const { operations: all } = await context.get("operations");
-      if (!context.isShown()) return;
-      const shown = all.filter((one, place) => one.state === "running" || place < 3);
-      const states = JSON.stringify(shown.map((one) => [one.id, one.state]));
-      // A button that is replaced while it is pressed, or has the focus, does nothing.
-      if (states === drawn) shown.forEach((one, place) => parts[place].update(one));
-      else {
-        parts = shown.map((one) => operation(one, context));
-        replace(box, parts.map((one) => one.section));
-        drawn = states;
+      let isRunning = true;
+      try {
+        const { operations: all } = await context.get("operations");
+        if (!context.isShown()) return;
+        parts = drawOperations(box, parts, all.filter((one, place) => one.state === "running" || place < 3), context);
+        isRunning = all.some((one) => one.state === "running");
+        changed ||= isRunning;
+        if (changed && !isRunning) await load();
+      } catch (error) {
+        if (error.status === 401) return void context.again();
+        replace(box, notice(error.message, "bad"));
+        parts = new Map();
       }
-      if (!all.some((one) => one.state === "running")) {
-        if (changed) await load();
-        if (box.dataset.watching !== "again") return;
-        changed = true;
-        continue;
-      }
-      changed = true;
-      await new Promise((done) => setTimeout(done, POLL));
+      if (isRunning) await new Promise((done) => setTimeout(done, POLL));
+      else if (box.dataset.watching !== "again") return;
+      else changed = true;
     }
-  } catch (error) {
-    replace(box, notice(error.message, "bad"));
   } finally {
     delete box.dataset.watching;
   }
+}
+
+// Draw operations whose state changed. To draw the others again would take the focus, or a click, from their buttons.
+function drawOperations(box, parts, shown, context) {
+  const now = new Map(shown.map((one) => {
+    const name = `${one.id} ${one.state}`;
+    return [name, parts.get(name) ?? operation(one, context)];
+  }));
+  [...now.values()].forEach((part, place) => part.update(shown[place]));
+  if (!parts.size) replace(box);
+  for (const [name, part] of parts) if (!now.has(name)) part.section.remove();
+  [...now.values()].forEach(({ section }, place) => {
+    if (box.children[place] !== section) box.insertBefore(section, box.children[place] ?? null);
+  });
+  return now;
 }
 
 function operation(one, context) {
@@ -181,7 +190,6 @@ function operation(one, context) {
     count.textContent = `${number(done)}${now.total ? ` of ${number(now.total)}` : ""} done${now.result?.left ? `, ${number(now.result.left)} left` : ""}`;
     if (progress && now.total) Object.assign(progress, { max: now.total, value: done });
   };
-  update(one);
   const section = h("section", { class: "card operation" },
     h("div", { class: "split" },
       h("div", {}, h("h3", {}, `${one.name} · ${one.queue}`), h("p", { class: "quiet break" }, one.text)),
@@ -250,7 +258,7 @@ function editing(context, queue, one) {
     work: async (given) => {
       const result = await context.post("failure/edit", { queue, id: one.id, body: given.body, to: given.to });
       toast(`sent back as ${result.message_id}`);
-      context.go("failures", { queue });
+      if (context.isShown()) context.go("failures", { queue });
     },
   }));
 }
