@@ -1,4 +1,4 @@
-"""The page of ``bide console`` when an answer comes after its user went on."""
+"""Late answers in the page of ``bide console``."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ HOLD: Final = """
         if (!given[0].startsWith(PATH)) return real(...given);
         const answer = await new Promise(done => held.push(done)) ?? await real(...given);
         const text = await answer.text();
-        // The page reads its copy first.
-        setTimeout(() => new Response(text).text().then(() => shown++));
+        // The page reads its copy, and draws, first.
+        setTimeout(() => new Response(text).text().then(() => setTimeout(() => shown++)));
         return new Response(text, answer);
     };
 })(window.fetch)
@@ -32,16 +32,15 @@ HOLD: Final = """
 ERROR: Final = "new Response(JSON.stringify({ error: 'the gate refused' }), { status: 400 })"
 
 
-async def test_a_late_answer_leaves_the_view_that_is_shown_by_then(
-    vhost: Vhost, chromium: Browser, tmp_path: Path
-) -> None:
+async def test_a_late_answer_does_not_change_the_current_view(vhost: Vhost, chromium: Browser, tmp_path: Path) -> None:
     async with bide.connect(vhost.url) as client, gating(vhost.url, tmp_path / "gate"):
         await fill(client)
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("error")]))
-        await client.publish(b"", to="error")
+        for _ in range(2):
+            await client.publish(b"text", to="error")
         with console(vhost, has_gate=True) as running:
-            await asyncio.to_thread(_go_on, Window(chromium, running.url), chromium)
-        # Nothing was confirmed but the pause.
+            await asyncio.to_thread(_check_late_answers, Window(chromium, running.url), chromium)
+        # One was sent back, and no other change was confirmed but a pause.
         assert await client.message_count("error") == 1
         assert await client.count_scheduled(prefix="") == 22
 
@@ -60,7 +59,7 @@ def _leave(window: Window, chromium: Browser, answer: str = "") -> None:
     chromium.evaluate(f"held.pop()({answer})")
 
 
-def _go_on(window: Window, chromium: Browser) -> None:
+def _check_late_answers(window: Window, chromium: Browser) -> None:
     typed = "document.querySelector('main input')?.value"
     dialogs = "document.querySelectorAll('dialog').length"
     window.sign_in()
@@ -69,6 +68,19 @@ def _go_on(window: Window, chromium: Browser) -> None:
     window.click("Pause")
     _leave(window, chromium)
     window.wait("document.querySelector('#toasts').innerText.includes('digest: paused')")
+    assert chromium.evaluate(typed) == "typed"
+
+    window.open("failures?queue=error")
+    view = "[...document.querySelectorAll('td a.button')].find(one => one.innerText === 'View').hash.slice(2)"
+    _hold(window, chromium, chromium.evaluate(view), "failure/edit")
+    window.click("Edit")
+    window.wait("!!document.querySelector('dialog [name=to]')")
+    chromium.evaluate("document.querySelector('dialog [name=to]').value = 'reminders'")
+    window.click("Send back", "dialog")
+    window.wait("held.length === 1")
+    press(chromium, "Escape")
+    _leave(window, chromium)
+    window.wait("document.querySelector('#toasts').innerText.includes('sent back as')")
     assert chromium.evaluate(typed) == "typed"
 
     for view, path, button in (
@@ -84,14 +96,14 @@ def _go_on(window: Window, chromium: Browser) -> None:
         assert chromium.evaluate(dialogs) == 0, button
         assert chromium.evaluate(typed) == "typed"
 
-    # A second click while the schedules are counted opens no second dialog.
+    # Further clicks while the schedules are counted open no second dialog.
     _hold(window, chromium, "many?prefix=invoice%3A&count=1", "schedules/count")
-    for _ in range(2):
-        chromium.evaluate(f"{BUTTON.format('Run now')}.click()")
-    window.wait("held.length >= 1")
+    for button in ("Run now", "Run now", "Cancel"):
+        chromium.evaluate(f"{BUTTON.format(button)}.click()")
+    window.wait("held.length === 2")
     chromium.evaluate("held.forEach(one => one())")
     window.wait("shown === held.length")
-    assert chromium.evaluate(dialogs) == 1
+    window.wait(f"{dialogs} === 1")
 
     # An error is shown although its dialog was closed.
     _hold(window, chromium, "schedules?key=digest", "schedule/change")

@@ -132,7 +132,7 @@ async function show() {
     link: (one, values = {}) => address(one, { ...kept, ...values }),
     go: (one, values = {}) => (location.hash = address(one, { ...kept, ...values })),
     // An answer may come when another view is shown.
-    again: () => location.hash === hash && show(),
+    again: () => isOpen() && location.hash === hash && show(),
     isShown: () => number === shown,
   };
   const page = h("div", { class: "view" });

@@ -105,6 +105,8 @@ export function repeated(text, step, context) {
 // A dialog. `work` gets the values of the fields by name; the dialog shows its error. Without `confirm` it only informs.
 export function ask({ title, text, fields = [], confirm, kind = "", work, wide = false }) {
   return new Promise((done) => {
+    // Another button may have opened one while the messages of this one were counted.
+    if (document.querySelector("dialog")) return done(null);
     const problem = h("div", {});
     const button = confirm ? h("button", { class: `main ${kind}`, type: "submit" }, confirm) : null;
     const close = h("button", { type: "button", onclick: () => dialog.close() }, confirm ? "Back" : "Close");
@@ -124,7 +126,7 @@ export function ask({ title, text, fields = [], confirm, kind = "", work, wide =
             done(result ?? true);
             dialog.close();
           } catch (error) {
-            if (!dialog.isConnected) return failed(error);
+            if (!dialog.open) return failed(error);
             replace(problem, notice(error.message, "bad"));
             button.disabled = false;
           }

@@ -36,12 +36,12 @@ export async function show(page, context) {
   const everything = h("input", { type: "checkbox", checked: parameters.all === "1" });
   const result = h("section", { class: "card" });
   const first = Object.fromEntries(Object.entries(inputs).map(([name, input]) => [name, input.value]));
-  // A local time has no milliseconds, and the hour in which clocks go back has each one twice.
-  const valueOf = (name, input) =>
+  // The field of a time has no milliseconds, and is ambiguous in the hour when clocks go back.
+  const inputValue = (name, input) =>
     input.value === first[name] ? parameters[name] : input.type === "datetime-local" ? new Date(input.value).toISOString() : input.value;
   const chosen = () => Object.fromEntries(Object.entries(inputs)
     .filter(([, input]) => input.value)
-    .map(([name, input]) => [name, valueOf(name, input)]));
+    .map(([name, input]) => [name, inputValue(name, input)]));
   replace(
     page,
     head("Bulk changes", "Change all schedules that match every condition. They are counted first."),

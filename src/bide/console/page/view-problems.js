@@ -47,8 +47,8 @@ const resend = (context, one) => ask({
 const summary = (problems, warnings) =>
   problems ? badge(quantity(problems, "problem"), "bad") : warnings ? badge(quantity(warnings, "warning"), "warn") : badge("no problems", "good");
 
-// The text of a finding, with its commands in place of their quotations.
-function advice(one) {
+// The text of a finding, with a button to copy each command that it quotes.
+function textWithCommands(one) {
   let rest = one.text;
   const parts = one.commands.map((command) => {
     const [before] = rest.split(`'${command}'`, 1);
@@ -62,7 +62,7 @@ function findings(card, found) {
   const count = (status) => found.findings.filter((one) => one.status === status).length;
   const rows = (which) => found.findings.filter(which).map((one) => h("div", { class: "finding" },
     h("div", {}, badge(one.status, KINDS[one.status])),
-    h("div", { class: "break" }, h("b", {}, one.check), h("div", {}, one.status === "ok" ? one.text : advice(one)))));
+    h("div", { class: "break" }, h("b", {}, one.check), h("div", {}, one.status === "ok" ? one.text : textWithCommands(one)))));
   const bad = rows((one) => one.status === "problem" || one.status === "warning");
   card.classList.add("flat");
   replace(

@@ -151,7 +151,7 @@ function tapped(card, found, ask, context, filter) {
       : empty("No message waits", "None of the messages in the index is due later."));
     const details = box.querySelector("details");
     if (isOpen && details) details.open = true;
-    // After the skyline, which draws itself when it is in the page.
+    // The skyline draws itself in a microtask of its own, which comes first.
     if (hadFocus) queueMicrotask(() => box.querySelector(".plot svg")?.focus({ preventScroll: true }));
     return left;
   }
