@@ -1,4 +1,4 @@
-"""A running ``bide console``, its page in a browser, and what it shows."""
+"""A running ``bide console``, its page in a browser, and schedules to show."""
 
 from __future__ import annotations
 
