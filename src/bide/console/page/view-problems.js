@@ -52,7 +52,8 @@ function textWithCommands(one) {
   let rest = one.text;
   const parts = one.commands.map((command) => {
     const [before] = rest.split(`'${command}'`, 1);
-    rest = rest.slice(before.length + command.length + 2);
+    // A command has a line of its own, so that the comma behind it would begin the next one.
+    rest = rest.slice(before.length + command.length + 2).replace(/^[,.;)]+\s*/, "");
     return [before, copy(command)];
   });
   return [parts, rest];
