@@ -176,6 +176,8 @@ def _zoom(window: Window, chromium: Browser) -> None:
         for kind, hour in (("mousePressed", begin), ("mouseMoved", end), ("mouseReleased", end)):
             x = left + (hour + 0.5) * width / 96
             chromium.call("Input.dispatchMouseEvent", type=kind, x=x, y=top, button="left", buttons=1, clickCount=1)
+            if kind == "mousePressed":
+                chromium.resize(1199)  # a scrollbar may appear meanwhile
             if kind == "mouseMoved":
                 window.wait(f"{chosen} === 'visible'")
         shows(24, 72)

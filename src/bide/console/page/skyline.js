@@ -49,6 +49,7 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
   const spoken = h("p", { class: "spoken", "aria-live": "polite" });
   let cursor = null;
   let drawn = 0;
+  let begun = null;
 
   const widthNow = () => Math.max(box.clientWidth || 800, 280);
 
@@ -83,7 +84,8 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
     // Times of a day have its date below the first label and below each midnight.
     const dated = new Set(length >= 86400000 ? [] : labels.filter((at, place) => place === 0 || clock(at) === "00:00:00"));
     if (dated.size > 1 && x([...dated][1]) - x(labels[0]) < LABEL) dated.delete(labels[0]);
-    const height = FLOOR + (dated.size ? 36 : 24);
+    // The same for all labels: otherwise a scrollbar could appear and vanish with each drawing.
+    const height = FLOOR + 36;
     // A label at an edge stays in the picture.
     const label = (at, bottom, text) =>
       s("text", { x: Math.min(x(at), width - text.length * 3.6), y: bottom, "text-anchor": "middle" }, text);
@@ -151,7 +153,6 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
       pointed.setAttribute("visibility", "hidden");
     }
 
-    let begun = null;
     svg.addEventListener("pointerdown", (event) => {
       begun = placeOf(event);
       svg.setPointerCapture(event.pointerId);
@@ -197,7 +198,7 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
 
   const watch = new ResizeObserver(() => {
     if (!box.isConnected) watch.disconnect();
-    else if (widthNow() !== drawn) draw();
+    else if (begun === null && widthNow() !== drawn) draw();
   });
   // By then the caller has put the box into the page, and its width is known.
   queueMicrotask(() => {
