@@ -17,7 +17,7 @@ from bide.schedules.names import ScheduleNames
 from bide.timeouts import TimeoutMigration, abort_run, list_runs, preview_timeouts
 from bide.timeouts.claims import ClaimedTable
 from bide.timeouts.preview import UNREADABLE_TIME, UNUSABLE_ID
-from bide.timeouts.tables import mapped_table
+from bide.timeouts.tables import Condition, mapped_table
 from tests.broker.conftest import SMALL_CLOCK
 from tests.databases import DatabaseServer
 from tests.stored_timeouts import Store, endpoints, later
@@ -138,6 +138,31 @@ async def test_ids_are_equal_if_the_database_says_so(vhost: Vhost, store: Store)
         assert preview.problems == ({UNUSABLE_ID: len(left)} if left else {})
         done = await migration(vhost, store).run()
         assert (done.sent.total(), done.left.total()) == (len(ids) - len(left), len(left))
+        assert bodies(store) == left
+
+
+@pytest.mark.parametrize("late", [(1, "x", SOON), (1, "x", PAST), (None, "x", SOON)])
+async def test_an_id_that_gets_unusable_during_a_run_ends_it_with_the_way_out(
+    vhost: Vhost, store: Store, monkeypatch: pytest.MonkeyPatch, late: Row
+) -> None:
+    create(store)
+    add(store, (1, "a", SOON), (2, "b", SOON))
+    open_table = ClaimedTable.open
+
+    def open_before_a_row(table: ClaimedTable, usable: Condition) -> None:
+        open_table(table, usable)
+        add(store, late)
+
+    async with endpoints(vhost, V2, "Sales"):
+        with monkeypatch.context() as patched:
+            patched.setattr(ClaimedTable, "open", open_before_a_row)
+            with pytest.raises(TimeoutStoreError, match=r"'reminder' .*\. Run the migration again"):
+                await migration(vhost, store).run()
+        assert bodies(store) == "abx"
+        # The way out that the error names.
+        done = await migration(vhost, store).run()
+        left = "x" if late[0] is None else "ax"
+        assert (done.sent.total(), done.left, done.is_finished) == (3 - len(left), {UNUSABLE_ID: len(left)}, True)
         assert bodies(store) == left
 
 

@@ -224,10 +224,17 @@ class ClaimedTable:
             )
             copied = cursor.rowcount
             cursor.execute(f"DELETE FROM {self._source} WHERE {self._id} IN ({marks})", ids)
-            if not copied == cursor.rowcount == len(ids):
+            deleted = cursor.rowcount
+            cursor.execute(
+                f"SELECT COUNT(DISTINCT {self._id}) FROM {self._claims} WHERE bide_status = %s AND bide_batch = %s",
+                (CLAIMED, number),
+            )
+            ((distinct,),) = cursor.fetchall()
+            if not distinct == copied == deleted == len(ids):
                 raise TimeoutStoreError(
-                    f"the ids of {self.table.name} are not unique: {len(ids)} rows were read, {copied} copied and "
-                    f"{cursor.rowcount} deleted. Nothing of this batch was changed"
+                    f"an id of the table {self.table.name!r} became missing or equal to another one: {len(ids)} rows "
+                    f"were read, {copied} copied and {deleted} deleted, with {distinct} ids. Nothing of this batch was "
+                    "changed. Run the migration again: it leaves such rows"
                 )
         self._batch = number
         return Batch(number, rows)
