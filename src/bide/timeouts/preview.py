@@ -51,7 +51,7 @@ class EndpointPreview:
         endpoint: its name, as in the name of its table.
         table: the name of its table.
         count: the number of its timeouts from the cutoff on.
-        past: the number of these that are due already.
+        past: the number of these that are due already, without those whose ids cannot be used.
         earliest_due, latest_due: the bounds of the due times; None without timeouts.
         destinations: the number of timeouts by destination.
         problems: the number of timeouts that cannot be moved, by reason.
@@ -193,12 +193,12 @@ def _read_table(
         timeout = stored_timeout(tuple(row))
         now = datetime.now(UTC)
         one.count += 1
-        one.past += timeout.due <= now
         one.earliest_due = min(one.earliest_due or timeout.due, timeout.due)
         one.latest_due = max(one.latest_due or timeout.due, timeout.due)
         if not is_usable:
             one.problems[UNUSABLE_ID] += 1
             continue
+        one.past += timeout.due <= now
         try:
             if keyed:
                 schedule = timeout_schedule(timeout, endpoint=table.endpoint, request=_ANY_REQUEST, allowed=allowed)
