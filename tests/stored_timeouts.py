@@ -92,7 +92,7 @@ class Store:
         return {str(row[0]) for row in rows}
 
     def contents(self) -> dict[str, list[str]]:
-        """All rows of the database by table, in an order of their own."""
+        """All rows of the database by table, sorted."""
         schema = "current_schema()" if self.server.scheme == "postgresql" else "DATABASE()"
         tables = self.server.execute(
             self.url, f"SELECT table_name FROM information_schema.tables WHERE table_schema = {schema}"

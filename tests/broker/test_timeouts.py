@@ -25,7 +25,7 @@ from bide.timeouts import (
 )
 from bide.timeouts.claims import Batch, ClaimedTable
 from bide.timeouts.database import Database
-from bide.timeouts.preview import UNREADABLE_TIME, UNUSABLE_ID
+from bide.timeouts.preview import UNREADABLE_TIME
 from bide.timeouts.retire import Retirement
 from bide.timeouts.runs import Runs
 from bide.timeouts.tables import find_tables, mapped_table
@@ -441,43 +441,6 @@ async def test_a_column_of_dates_is_refused_before_a_run(vhost: Vhost, store: St
         await TimeoutMigration(store.url, vhost.url, bide.NServiceBus(), table=table).run()
     assert list_runs(store.url) == []
     assert store.contents() == before
-
-
-@pytest.mark.parametrize("keyed", [False, True])
-async def test_rows_without_an_id_of_their_own_are_left_and_named(vhost: Vhost, store: Store, keyed: bool) -> None:
-    infrastructure = SMALL_CLOCK if keyed else bide.NServiceBus()
-    store.server.execute(
-        store.url, "CREATE TABLE reminder (number int, queue varchar(50), body varchar(50), due timestamp NULL)"
-    )
-    soon, past = later(hours=1), later(hours=-1)
-    rows: list[tuple[int | None, str, datetime | None]]
-    rows = [(1, "a", soon), (2, "b", past), (7, "c", soon), (7, "d", past), (8, "e", soon), (8, "f", None)]
-    rows += [(None, "g", soon), (None, "h", soon)]
-    values = [(number, body, due and due.replace(tzinfo=None)) for number, body, due in rows]
-    store.server.execute(store.url, "INSERT INTO reminder VALUES (%s, 'Sales', %s, %s)", values)
-    table = mapped_table("reminder", {"id": "number", "destination": "queue", "body": "body", "due": "due"})
-
-    def bodies() -> str:
-        return "".join(sorted(body for (body,) in store.server.execute(store.url, "SELECT body FROM reminder")))
-
-    def migration() -> TimeoutMigration:
-        return TimeoutMigration(store.url, vhost.url, infrastructure, table=table, keyed=keyed)
-
-    async with endpoints(vhost, infrastructure, "Sales") as client:
-        await client.declare(ScheduleNames().topology())
-        (preview,) = await preview_timeouts(store.url, vhost.url, infrastructure, table=table, keyed=keyed)
-        assert (preview.count, preview.past, preview.destinations) == (7, 2, {"Sales": 2})
-        assert preview.problems == {UNUSABLE_ID: 5, UNREADABLE_TIME: 1}
-        done = await migration().run()
-        assert (done.sent, done.past, done.is_finished) == ({"reminder": 1}, 1, True)
-        assert done.left == {UNUSABLE_ID: 5, UNREADABLE_TIME: 1}
-        assert bodies() == "bcdefgh"
-        # The way out: give each row an id of its own.
-        store.server.execute(store.url, "UPDATE reminder SET number = 3 WHERE body = 'd'")
-        store.server.execute(store.url, "UPDATE reminder SET number = 4 WHERE body = 'g'")
-        done = await migration().run()
-        assert (done.sent, done.past) == ({"reminder": 2}, 2)
-        assert bodies() == "bdefh"
 
 
 @pytest.mark.parametrize("keyed", [False, True])

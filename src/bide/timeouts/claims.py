@@ -10,7 +10,7 @@ from typing import Any, Final
 from bide.errors import TimeoutStoreError
 from bide.timeouts.database import Database
 from bide.timeouts.dialects import Cursor
-from bide.timeouts.tables import LATEST, StoredTimeout, TimeoutTable, database_time, stored_timeout
+from bide.timeouts.tables import LATEST, Condition, StoredTimeout, TimeoutTable, database_time, stored_timeout
 
 ENDPOINTS: Final = "bide_timeout_endpoints"
 """The table of the endpoints of all runs."""
@@ -24,6 +24,8 @@ _OWN_COLUMNS: Final = frozenset({"bide_number", "bide_batch", "bide_status", "bi
 """Columns that a table of claimed rows has besides those of the table of timeouts."""
 
 _MAX_REASON: Final = 500
+
+_ANY: Final = Condition()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,8 @@ class EndpointStatus:
         claimed: timeouts that are claimed and not known to be sent.
         repeated: timeouts that were sent again because a process was killed, or that were restored by an abort after
             they were claimed: each of them may arrive twice.
-        left: timeouts that could not be sent and were put back into the endpoint's table, by reason.
+        left: timeouts that could not be sent and were put back into the endpoint's table, by reason. Those that were
+            not claimed, because of their ids or due times, are only counted by the migration.
     """
 
     endpoint: str
@@ -80,16 +83,16 @@ class ClaimedTable:
         self._id, self._time = quote(table.id), quote(table.time)
         self._is_time = database.dialect.is_time.format(self._time)
         self._read = table.selection(quote)
-        self._usable = "TRUE"
+        self._usable = _ANY
         self._batch = 0
         self._after: datetime | None = None
         self._all = ""
 
-    def open(self, usable: str = "TRUE") -> None:
+    def open(self, usable: Condition = _ANY) -> None:
         """Read the columns of the table, and the number of the last batch.
 
         Args:
-            usable: a condition for rows that can be claimed; see :func:`bide.timeouts.tables.usable_ids`.
+            usable: a condition for rows that can be claimed; see :func:`bide.timeouts.tables.usable_id_condition`.
 
         Raises:
             TimeoutStoreError: a table was dropped, or its columns were changed, since the run began.
@@ -202,11 +205,11 @@ class ClaimedTable:
         with self._database.transaction() as cursor:
             cursor.execute(
                 f"SELECT {self._read} FROM {self._source} source WHERE {self._time} >= %s AND {self._time} <= %s "
-                f"AND {self._is_time} AND {self._usable} AND NOT EXISTS (SELECT 1 FROM {self._claims} claims "
+                f"AND {self._is_time} AND {self._usable.sql} AND NOT EXISTS (SELECT 1 FROM {self._claims} claims "
                 f"WHERE claims.{self._id} = source.{self._id} AND claims.bide_status = %s) "
                 f"ORDER BY {self._time} LIMIT {size} "
                 "FOR UPDATE SKIP LOCKED",
-                (database_time(earliest), database_time(LATEST), LEFT),
+                (database_time(earliest), database_time(LATEST), *self._usable.values, LEFT),
             )
             rows = [stored_timeout(row) for row in cursor.fetchall()]
             if not rows:
@@ -221,10 +224,17 @@ class ClaimedTable:
             )
             copied = cursor.rowcount
             cursor.execute(f"DELETE FROM {self._source} WHERE {self._id} IN ({marks})", ids)
-            if not copied == cursor.rowcount == len(ids):
+            deleted = cursor.rowcount
+            cursor.execute(
+                f"SELECT COUNT(DISTINCT {self._id}) FROM {self._claims} WHERE bide_status = %s AND bide_batch = %s",
+                (CLAIMED, number),
+            )
+            ((distinct,),) = cursor.fetchall()
+            if not distinct == copied == deleted == len(ids):
                 raise TimeoutStoreError(
-                    f"the ids of {self.table.name} are not unique: {len(ids)} rows were read, {copied} copied and "
-                    f"{cursor.rowcount} deleted. Nothing of this batch was changed"
+                    f"an id of the table {self.table.name!r} became missing or equal to another one: {len(ids)} rows "
+                    f"were read, {copied} copied and {deleted} deleted, with {distinct} ids. Nothing of this batch was "
+                    "changed. Run the migration again: it leaves such rows"
                 )
         self._batch = number
         return Batch(number, rows)
@@ -274,13 +284,14 @@ class ClaimedTable:
 
     def count_unusable(self, earliest: datetime) -> int:
         """The number of stored timeouts that are due from a time on, and cannot be claimed because of their ids."""
-        return self._count(earliest, LATEST, f"NOT {self._usable}")
+        # The condition is NULL for a row that has lost its id since the start.
+        return self._count(earliest, LATEST, self._usable._replace(sql=f"({self._usable.sql}) IS NOT TRUE"))
 
-    def _count(self, earliest: datetime, latest: datetime, condition: str) -> int:
+    def _count(self, earliest: datetime, latest: datetime, condition: Condition) -> int:
         ((number,),) = self._database.query(
             f"SELECT COUNT(*) FROM {self._source} WHERE {self._time} >= %s AND {self._time} <= %s AND {self._is_time} "
-            f"AND {condition}",
-            (database_time(earliest), database_time(latest)),
+            f"AND {condition.sql}",
+            (database_time(earliest), database_time(latest), *condition.values),
         )
         return int(number)
 

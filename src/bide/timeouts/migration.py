@@ -26,6 +26,7 @@ from bide.timeouts.runs import COMPLETED, Runs
 from bide.timeouts.tables import (
     EARLIEST,
     LATEST,
+    Condition,
     StoredTimeout,
     TimeoutTable,
     check_table,
@@ -33,7 +34,7 @@ from bide.timeouts.tables import (
     choose_tables,
     count_unreadable,
     find_tables,
-    usable_ids,
+    usable_id_condition,
 )
 from bide.timeouts.worker_thread import WorkerThread
 
@@ -178,12 +179,12 @@ class TimeoutMigration:
 
     def _begin(self, database: Database, runs: Runs) -> tuple[str, list[ClaimedTable]]:
         runs.lock()
-        usable = "TRUE"
+        usable = Condition()
         if self._table is None:
             found = choose_tables(find_tables(database), self._endpoints)
         else:
             check_table(database, self._table)
-            usable = usable_ids(database, self._table)
+            usable = usable_id_condition(database, self._table)
             found = [self._table]
         for one in found:
             check_transactions(database, one)

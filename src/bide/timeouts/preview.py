@@ -23,6 +23,7 @@ from bide.timeouts.messages import timeout_message, timeout_schedule
 from bide.timeouts.tables import (
     EARLIEST,
     LATEST,
+    Condition,
     TimeoutTable,
     check_table,
     choose_tables,
@@ -31,7 +32,7 @@ from bide.timeouts.tables import (
     find_tables,
     has_bytes_or_text,
     stored_timeout,
-    usable_ids,
+    usable_id_condition,
 )
 from bide.timeouts.worker_thread import WorkerThread
 from bide.topology import Exchange, Queue, Topology
@@ -39,7 +40,7 @@ from bide.topology import Exchange, Queue, Topology
 _ANY_REQUEST: Final = RequestId("preview", 1)
 
 UNREADABLE_TIME: Final = "the due time is missing, not a date, or outside the years 1 to 9999"
-UNUSABLE_ID: Final = "the id is missing, or another row has the same one"
+UNUSABLE_ID: Final = "the id is missing or not unique"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,7 +51,7 @@ class EndpointPreview:
         endpoint: its name, as in the name of its table.
         table: the name of its table.
         count: the number of its timeouts from the cutoff on.
-        past: the number of these that are due already.
+        past: the number of these that are due already, without those whose ids cannot be used.
         earliest_due, latest_due: the bounds of the due times; None without timeouts.
         destinations: the number of timeouts by destination.
         problems: the number of timeouts that cannot be moved, by reason.
@@ -159,7 +160,7 @@ def _read(
         if table is not None:
             check_table(database, table)
         tables = choose_tables(find_tables(database), endpoints) if table is None else [table]
-        usable = "TRUE" if table is None else usable_ids(database, table)
+        usable = Condition() if table is None else usable_id_condition(database, table)
         return [_read_table(database, one, infrastructure, allowed, cutoff, usable, keyed=keyed) for one in tables]
 
 
@@ -169,7 +170,7 @@ def _read_table(
     infrastructure: DelayInfrastructure,
     allowed: AllowedTargets,
     cutoff: datetime,
-    usable: str,
+    usable: Condition,
     *,
     keyed: bool,
 ) -> EndpointPreview:
@@ -186,18 +187,18 @@ def _read_table(
     columns = f"{quote(table.id)}, {quote(table.destination)}, {headers_column}, {body_column}"
     checker, encoder = MessageChecker(), Encoder(infrastructure, frame_max=131_072)
     for *row, is_usable in database.stream(
-        f"SELECT {columns}, {time}, {usable} FROM {source} WHERE {time} >= %s AND {time} <= %s AND {is_time}",
-        bounds,
+        f"SELECT {columns}, {time}, {usable.sql} FROM {source} WHERE {time} >= %s AND {time} <= %s AND {is_time}",
+        (*usable.values, *bounds),
     ):
         timeout = stored_timeout(tuple(row))
         now = datetime.now(UTC)
         one.count += 1
-        one.past += timeout.due <= now
         one.earliest_due = min(one.earliest_due or timeout.due, timeout.due)
         one.latest_due = max(one.latest_due or timeout.due, timeout.due)
         if not is_usable:
             one.problems[UNUSABLE_ID] += 1
             continue
+        one.past += timeout.due <= now
         try:
             if keyed:
                 schedule = timeout_schedule(timeout, endpoint=table.endpoint, request=_ANY_REQUEST, allowed=allowed)

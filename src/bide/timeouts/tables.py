@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from bide.errors import InvalidInputError, TimeoutStoreError
+from bide.runtime.wording import quantity
 
 if TYPE_CHECKING:
     from bide.timeouts.database import Database
@@ -18,6 +19,18 @@ _SUFFIX: Final = "TimeoutData"
 EARLIEST: Final = datetime(1, 1, 2, tzinfo=UTC)
 LATEST: Final = datetime(9999, 12, 30, tzinfo=UTC)
 """Bounds of the due times that Python can read. PostgreSQL also has ``infinity``, and years before 1."""
+
+
+class Condition(NamedTuple):
+    """A condition of a WHERE clause.
+
+    Attributes:
+        sql: the condition, in parentheses if it has several parts.
+        values: the values of its parameters.
+    """
+
+    sql: str = "TRUE"
+    values: tuple[Any, ...] = ()
 
 
 class StoredTimeout(NamedTuple):
@@ -45,7 +58,7 @@ class TimeoutTable:
         name: its name.
         endpoint: the name of the endpoint that owns it, as in the table's name: with ``_`` instead of dots. For a
             table of any other form, the name of the table.
-        id: the column of ids. Rows without an id, or with the same one, are not moved.
+        id: the column of ids. Rows whose id is missing or not unique are not moved.
         destination: the column with the names of the target queues.
         headers: the column with the headers as JSON; None if there are no headers.
         state: the column with the bodies: bytes or text.
@@ -85,6 +98,9 @@ _BYTES_OR_TEXT: Final = frozenset(
 
 _TIMESTAMPS: Final = ("timestamp", "datetime")
 """Starts of the types of columns whose values the drivers return as points in time."""
+
+_MAX_SHARED_IDS: Final = 1_000
+"""If more ids belong to several rows, the wrong column was named. Each of them is a parameter of every claim."""
 
 MAPPED: Final = {"id": "id", "destination": "destination", "headers": "headers", "body": "state", "due": "time"}
 """The names that :func:`mapped_table` takes, with the attributes of :class:`TimeoutTable` that they stand for."""
@@ -149,20 +165,33 @@ def check_table(database: Database, table: TimeoutTable) -> None:
         )
 
 
-def usable_ids(database: Database, table: TimeoutTable) -> str:
-    """A condition that a row has an id that no other row has. ``TRUE`` if this holds for all rows now.
+def usable_id_condition(database: Database, table: TimeoutTable) -> Condition:
+    """A condition that excludes rows whose id is missing or not unique now.
 
-    Only such rows can be moved, because rows are claimed, deleted and put back by their ids.
+    Such rows cannot be moved, because rows are claimed, deleted and put back by their ids. The ids are compared as the
+    column does it, for example without regard to case.
+
+    Raises:
+        TimeoutStoreError: more than 1,000 ids belong to several rows each.
     """
     identity, name = database.dialect.quote(table.id), database.table(table.name)
-    ((rows, values),) = database.query(f"SELECT COUNT(*), COUNT(DISTINCT {identity}) FROM {name}")
-    if values == rows:
-        # The database would search for equal ids in each batch.
-        return "TRUE"
-    return (
-        f"({identity} IS NOT NULL AND {identity} NOT IN (SELECT {identity} FROM {name} WHERE {identity} IS NOT NULL "
-        f"GROUP BY {identity} HAVING COUNT(*) > 1))"
+    shared = database.query(
+        f"SELECT {identity} FROM {name} WHERE {identity} IS NOT NULL GROUP BY {identity} HAVING COUNT(*) > 1 "
+        f"LIMIT {_MAX_SHARED_IDS + 1}"
     )
+    if len(shared) > _MAX_SHARED_IDS:
+        raise TimeoutStoreError(
+            f"the column {table.id!r} of the table {table.name!r} is not unique: more than "
+            f"{quantity(_MAX_SHARED_IDS, 'value')} are in several rows each; name another column as id"
+        )
+    parts = []
+    if database.query(f"SELECT 1 FROM {name} WHERE {identity} IS NULL LIMIT 1"):
+        parts.append(f"{identity} IS NOT NULL")
+    if shared:
+        parts.append(f"{identity} NOT IN ({', '.join(['%s'] * len(shared))})")
+    if not parts:
+        return Condition()
+    return Condition(f"({' AND '.join(parts)})", tuple(one for (one,) in shared))
 
 
 def has_bytes_or_text(database: Database, table: TimeoutTable) -> bool:
