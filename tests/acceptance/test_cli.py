@@ -17,6 +17,7 @@ import click
 import pytest
 
 import bide
+from bide.admin.report import Finding, VerifyReport
 from bide.cli.app import cli, run
 from bide.topology import Argument
 from tests.acceptance.command_line import WARNINGS, CommandLine
@@ -207,6 +208,18 @@ def test_no_finding_is_wider_than_the_terminal(
     monkeypatch.setenv("BIDE_URL", vhost.url)
     monkeypatch.setenv("BIDE_MANAGEMENT_URL", vhost.broker.management_url)
     verify = ("delay", "verify", *SMALL)
+    assert run([*verify, "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    report = VerifyReport(
+        **{name: found[name] for name in ("layout", "broker", "vhost", "release")},
+        findings=tuple(Finding(**one) for one in found["findings"]),
+    )
+
+    async def find_the_same(*_: object) -> VerifyReport:
+        """The same findings for each width: those of a running broker can change."""
+        return report
+
+    monkeypatch.setattr("bide.cli.delay._verify", find_the_same)
     assert run(verify) == 1
     whole = set(re.findall(r"[^\W_]+", capsys.readouterr().out))
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)

@@ -276,8 +276,13 @@ def test_forty_exchanges_of_a_broker_that_lost_the_plugin_are_replaced_at_once(p
         [bide.Binding(name, "orders", "order") for name in names],
     )
     asyncio.run(put(vhost.url, topology, []))
-    # Without the plugin, the broker declares no exchange of its type. It keeps those that it has.
-    vhost.broker.rabbitmqctl("eval", _CHANGE_TYPES.replace("VHOST", vhost.name))
+    # Without the plugin, the broker refuses new x-delayed-message exchanges but keeps existing ones.
+    try:
+        vhost.broker.rabbitmqctl("eval", _CHANGE_TYPES.replace("VHOST", vhost.name))
+    except LocalBrokerError as error:
+        if not any(reason in str(error) for reason in ("node_not_running", "no_exists")):
+            raise
+        pytest.skip("the broker has no Mnesia, or no table of exchanges in it")
     done = program.run("migrate-plugin", "check")
     shown = done.stdout.decode().splitlines()
     assert (done.returncode, shown[:-1]) == (1, [f"{name}: direct, 1 binding" for name in names])

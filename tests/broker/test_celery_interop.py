@@ -236,7 +236,7 @@ def declare_as_worker(url: str, queue: Any) -> None:
 async def test_bide_receives_tasks_delayed_by_celery(client: bide.Client, app: Any, vhost_url: str) -> None:
     """In a queue that Celery bound, in one that bide bound, and in one that both did: once, and as it was sent."""
     await asyncio.to_thread(declare_as_worker, vhost_url, worker_queue(WORK))
-    await asyncio.to_thread(declare_as_worker, vhost_url, "both")
+    await asyncio.to_thread(declare_as_worker, vhost_url, worker_queue("both"))
     layout = Celery()
     exact = layout.cascade.exact_key(ROUTING_KEY)
     ours = [Binding(layout.delivery_exchange, queue, exact) for queue in ("bound", "both")]

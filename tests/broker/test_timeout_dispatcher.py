@@ -45,9 +45,9 @@ async def test_due_timeouts_and_those_of_legacy_senders_arrive_and_others_stay(v
     name = "Dispatched"
     async with endpoints(vhost, INFRASTRUCTURE, name) as client:
         await client.declare(Topology(queues=[Queue(f"{name}.Timeouts")]))
-        store.add(name, (name, later(minutes=-5), {"a": "b"}, b"overdue"))
+        (overdue,) = store.add(name, (name, later(minutes=-5), {"a": "b"}, b"overdue"))
         due = later(seconds=8)
-        store.add(name, (name, due, {}, b"stored"))
+        (stored,) = store.add(name, (name, due, {}, b"stored"))
         (future,) = store.add(name, (name, later(hours=1), {}, b"future"))
         (odd,) = store.add(name, ("Gone", later(minutes=-5), {}, b"x"))
         saga = str(uuid.uuid4())
@@ -70,6 +70,7 @@ async def test_due_timeouts_and_those_of_legacy_senders_arrive_and_others_stay(v
         arrived = await receive(client, name, 1)
         # What the endpoint itself delays meanwhile is not stored.
         own = await client.publish(b"own", to=name, delay="3s")
+        assert store.stored(name) <= {overdue, stored, future, odd, of_saga}
         arrived += await receive(client, name, 3)
         found = {one.body: one for one in arrived}
         assert set(found) == {b"overdue", b"stored", b"legacy", b"own"}
@@ -423,7 +424,8 @@ def test_a_saga_is_cleared_while_one_of_its_timeouts_is_sent(
     change = store.statement('UPDATE "DispatchedTimeoutData" SET "Id" = %s, "SagaId" = %s WHERE "Id" = %s')
     new_ids = [*of_saga[:-1], sent]
     store.server.execute(store.url, change, [(new, saga, old) for new, old in zip(new_ids, of_saga, strict=True)])
-    # MariaDB and MySQL also lock the row that is due next. If it were one of the saga, no deadlock would follow.
+    # MariaDB and MySQL also lock the row that is due next. If that row belonged to the saga, there would be no
+    # deadlock.
     kept = store.add("Dispatched", *[("Dispatched", later(minutes=30), {}, b"x") for _ in range(1000)])
     is_postgresql = store.server.scheme == "postgresql"
     # Otherwise the server may read the whole table instead of the index of sagas.
@@ -433,7 +435,8 @@ def test_a_saga_is_cleared_while_one_of_its_timeouts_is_sent(
     waiting = (
         "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
         if is_postgresql
-        # The table innodb_trx is a copy, which is as old as the first of several quick looks.
+        # The table innodb_trx is cached, and frequent reads keep the cache stale. The status counts the waits of the
+        # whole server, which only this test uses now: each pytest worker starts its own servers.
         else "SHOW GLOBAL STATUS WHERE Variable_name = 'Innodb_row_lock_current_waits' AND Value <> '0'"
     )
     with Database(store.url) as first, Database(store.url) as second, ThreadPoolExecutor() as threads:

@@ -77,8 +77,10 @@ async def test_verify_reports_queues_without_replicas(nodes: Sequence[LocalBroke
 
         (finding,) = await findings("leaders")
         assert finding.status == "warning"
-        # On a slow machine some leaders move by themselves.
-        assert re.search(rf"{one.name} leads \d+ of 21 quorum queues", finding.text)
+        # On a slow machine some leaders move by themselves. The warning is for more than two thirds of them.
+        leading = re.search(rf"{one.name} leads (\d+) of 21 quorum queues", finding.text)
+        assert leading is not None, finding.text
+        assert int(leading[1]) > 14
         assert (await verify(connection, CLOCK, api)).ok
         for tool, *arguments in commands(finding):
             await asyncio.to_thread(one.rabbitmqctl, *arguments, tool=tool)
