@@ -154,6 +154,8 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
     }
 
     svg.addEventListener("pointerdown", (event) => {
+      // The menu of the other buttons would keep the end of the press.
+      if (event.button) return;
       begun = placeOf(event);
       svg.setPointerCapture(event.pointerId);
     });
@@ -173,8 +175,12 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
       chosen.setAttribute("visibility", "hidden");
       if (first !== last) zoom(from(first), from(last + 1));
       else if (sums[place]) pick(from(place), from(place + 1));
+      else fit();
     });
-    svg.addEventListener("pointercancel", () => (begun = null));
+    svg.addEventListener("pointercancel", () => {
+      begun = null;
+      fit();
+    });
     svg.addEventListener("pointerleave", leave);
     svg.addEventListener("keydown", (event) => {
       const move = { ArrowLeft: -1, ArrowRight: 1, PageUp: -10, PageDown: 10 }[event.key];
@@ -196,10 +202,11 @@ export function skyline(data, { pick, zoom, reset, noun, enter }) {
     if (hadFocus) svg.focus({ preventScroll: true });
   }
 
-  const watch = new ResizeObserver(() => {
-    if (!box.isConnected) watch.disconnect();
-    else if (begun === null && widthNow() !== drawn) draw();
-  });
+  function fit() {
+    if (begun === null && widthNow() !== drawn) draw();
+  }
+
+  const watch = new ResizeObserver(() => (box.isConnected ? fit() : watch.disconnect()));
   // By then the caller has put the box into the page, and its width is known.
   queueMicrotask(() => {
     draw();

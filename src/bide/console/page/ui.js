@@ -105,8 +105,11 @@ export function repeated(text, step, context) {
 // A dialog. `work` gets the values of the fields by name; the dialog shows its error. Without `confirm` it only informs.
 export function ask({ title, text, fields = [], confirm, kind = "", work, wide = false }) {
   return new Promise((done) => {
-    // Another button may have opened one while the messages of this one were counted.
-    if (document.querySelector("dialog")) return done(null);
+    // Another one may have been opened while the messages of this one were counted.
+    if (document.querySelector("dialog")) {
+      toast("close the open dialog first", "bad");
+      return done(null);
+    }
     const problem = h("div", {});
     const button = confirm ? h("button", { class: `main ${kind}`, type: "submit" }, confirm) : null;
     const close = h("button", { type: "button", onclick: () => dialog.close() }, confirm ? "Back" : "Close");

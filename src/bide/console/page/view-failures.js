@@ -141,7 +141,8 @@ async function watch(box, context, changed, load) {
   if (box.dataset.watching) return void (box.dataset.watching = "again");
   let parts = new Map();
   try {
-    while (context.isShown()) {
+    while (context.isShown() && box.isConnected) {
+      changed ||= box.dataset.watching === "again";
       box.dataset.watching = "true";
       let isRunning = true;
       try {
@@ -153,12 +154,12 @@ async function watch(box, context, changed, load) {
         if (changed && !isRunning) await load();
       } catch (error) {
         if (error.status === 401) return void context.again();
-        replace(box, notice(error.message, "bad"));
+        // A screen reader reads each new alert.
+        if (box.textContent !== error.message) replace(box, notice(error.message, "bad"));
         parts = new Map();
       }
       if (isRunning) await new Promise((done) => setTimeout(done, POLL));
       else if (box.dataset.watching !== "again") return;
-      else changed = true;
     }
   } finally {
     delete box.dataset.watching;
