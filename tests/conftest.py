@@ -228,10 +228,14 @@ def anyio_backend() -> str:
 
 @pytest.fixture(autouse=True)
 def no_handler_stays() -> Iterator[None]:
-    """A command that is run within a test may add a handler of logs, for a standard error that is the test's alone."""
+    """A command that is run within a test may add a handler of logs, for a standard error that is the test's alone.
+
+    It also sets the level of the root logger, with which libraries write more in the tests that follow.
+    """
     root = logging.getLogger()
-    before = set(root.handlers)
+    before, level = set(root.handlers), root.level
     yield
+    root.setLevel(level)
     for handler in set(root.handlers) - before:
         if type(handler) is logging.StreamHandler:
             root.removeHandler(handler)

@@ -481,5 +481,5 @@ async def test_stop_finishes_what_was_taken_and_leaves_the_rest(vhost: Vhost) ->
     assert not done.is_finished
     assert 10 <= done.moved < 400
     rest = await make(vhost, source, target).run()
-    # Nothing was put back, so nothing counts as delivered twice.
-    assert (done.moved + rest.moved, rest.redelivered, rest.is_finished) == (len(sent.due), 0, True)
+    # Nothing that was moved was put back. What a queue delivers after its answer to the cancellation is.
+    assert (done.moved + rest.moved, rest.is_finished) == (len(sent.due), True)
