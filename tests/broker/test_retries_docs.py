@@ -50,7 +50,9 @@ def test_the_endpoint_prints_what_the_page_shows(vhost: Vhost, tmp_path: Path) -
         ) as serving,
     ):
         try:
-            wait_until(lambda: client.exists("orders"), "the endpoint has declared its queue")
+            wait_until(
+                lambda: client.exists("orders") and client.exists("error"), "the endpoint has declared its queues"
+            )
             for number, one in enumerate(MESSAGES, 1):
                 client.publish(one["body"], to="orders", type=one["type"], message_id=f"{ID}{number:02}")
             wait_until(lambda: client.message_count("error") == 2, "two messages are parked")
