@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from bide.check.history import DeliveredRow, HistoryWriter, InjectedFault, Row, RunRecord, SentRow, digest_of
+from bide.check.judgement import judge
+from bide.durations import to_microseconds
+from tests.timeouts import TIMEOUT
+
+if TYPE_CHECKING:
+    import bide
 
 SECOND: Final = 1_000_000
 
@@ -66,3 +74,27 @@ def write_history(folder: Path, *rows: Row, finished: bool = True, run: str = "r
             writer.add(replace(row, run=run))
     replace(record, finished=finished).save(folder / run)
     return folder
+
+
+def broken_promises(
+    folder: Path, due: Mapping[bytes, datetime], arrived: Sequence[bide.Message], kills: Sequence[datetime] = ()
+) -> dict[str, int]:
+    """Judge messages of one queue as ``bide check judge`` does, and count the violations of each broken promise.
+
+    Args:
+        due: the due time of each message by its body, which no other one has.
+        arrived: what was received, by the system clock of this machine.
+        kills: when a process was killed that may therefore have sent a message twice.
+    """
+    rows: list[Row] = []
+    for body, moment in due.items():
+        rows.append(replace(SENT, id=body.decode(), due=to_microseconds(moment), due_error=0, body=digest_of(body)))
+    for one in arrived:
+        received_at, digest = to_microseconds(one.received_at), digest_of(one.body)
+        rows.append(replace(DELIVERED, id=one.body.decode(), received_at=received_at, body=digest))
+    end = to_microseconds(max(due.values()))
+    for number, moment in enumerate(kills, 1):
+        killed = to_microseconds(moment)
+        rows.append(replace(FAULT, number=number, began=killed, ended=killed, settled=end, late=False))
+    verdict = judge(write_history(folder, *rows), max_lateness=timedelta(seconds=TIMEOUT))
+    return {one.rule: one.violations for one in verdict.findings if one.violations}

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from bide.delay.protocol import DelayInfrastructure
 from bide.migration import Migration
 from bide.topology import Queue, Topology
 from tests.acceptance.test_cli import Program
+from tests.check_histories import broken_promises
 from tests.faults.cutting import Proxy
 from tests.support import NUMBER, Vhost
 from tests.timeouts import TIMEOUT
@@ -107,13 +109,19 @@ async def collect(url: str, number: int, first: datetime) -> list[bide.Message]:
 
 
 async def check_killed_twice(
-    program: Program, old: Vhost, new: Vhost, case: Case, number: int, delays: tuple[float, float]
+    program: Program, old: Vhost, new: Vhost, case: Case, number: int, delays: tuple[float, float], history: Path
 ) -> str:
-    """Move messages in three runs, two of which are killed, and return what was counted."""
+    """Move messages in three runs, two of which are killed, judge what arrives, and return what was counted.
+
+    Args:
+        history: the folder for the history that is judged.
+    """
     due = await fill(old.url, number, delays, case.source)
+    kills = []
     for left in (number * 4 // 5, number // 2):
         code, _, _ = await run_until(program, old, left, signal.SIGKILL, case)
         assert code == -signal.SIGKILL
+        kills.append(datetime.now(UTC))
     before, begun = await waiting(old, case.source), time.monotonic()
     process = program.start(*case.command, "--json")
     out, err = await asyncio.to_thread(process.communicate, timeout=max(TIMEOUT, number / 50))
@@ -123,7 +131,7 @@ async def check_killed_twice(
     assert (result["left"], result["set_aside"], result["finished"]) == ({}, {}, True)
     assert sum(result["taken"].values()) == result["moved"]
     messages = await collect(new.url, number, due[0])
-    assert {int(one.body) for one in messages} == set(range(number))
+    assert broken_promises(history, {b"%d" % place: at for place, at in enumerate(due)}, messages, kills) == {}
     assert not [one.body for one in messages if one.received_at < due[int(one.body)]]
     repeated = len(messages) - number
     assert repeated <= 2 * IN_FLIGHT
@@ -153,19 +161,20 @@ LONG_DELAYS = (max(80, LONG_NUMBER // 300), max(120, LONG_NUMBER // 220))
 async def test_a_migration_killed_twice_loses_nothing_and_nothing_is_early(
     program: Program,
     vhost: Vhost,
+    tmp_path: Path,
     case: Case,
     number: int,
     delays: tuple[float, float],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    counted = await check_killed_twice(program, vhost, vhost, case, number, delays)
+    counted = await check_killed_twice(program, vhost, vhost, case, number, delays, tmp_path)
     with capsys.disabled():
         sys.stdout.write(counted)
 
 
 @pytest.mark.parametrize("number", [pytest.param(LONG_NUMBER, marks=LONG)])
 async def test_a_transfer_to_another_broker_killed_twice_loses_nothing_and_nothing_is_early(
-    vhost: Vhost, installed_vhost: Vhost, number: int, capsys: pytest.CaptureFixture[str]
+    vhost: Vhost, installed_vhost: Vhost, tmp_path: Path, number: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """From the installed release to the one under test."""
     async with bide.connect(vhost.url) as client:
@@ -173,7 +182,8 @@ async def test_a_transfer_to_another_broker_killed_twice_loses_nothing_and_nothi
     source = bide.NServiceBus(routing="direct")
     layouts = ("--from-layout", "nservicebus", "--from-routing", "direct", *COMMAND[6:])
     case = Case(source, ("delay", "transfer", "--to-url", vhost.url, *layouts))
-    counted = await check_killed_twice(Program(installed_vhost), installed_vhost, vhost, case, number, LONG_DELAYS)
+    program = Program(installed_vhost)
+    counted = await check_killed_twice(program, installed_vhost, vhost, case, number, LONG_DELAYS, tmp_path)
     with capsys.disabled():
         sys.stdout.write(f"\nfrom {installed_vhost.broker.release} to {vhost.broker.release}:{counted}")
 

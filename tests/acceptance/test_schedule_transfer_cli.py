@@ -15,6 +15,7 @@ import pytest
 
 import bide
 from tests.acceptance.test_cli import Program
+from tests.check_histories import broken_promises
 from tests.faults.cutting import Proxy
 from tests.relay_process import gate
 from tests.support import NUMBER, Vhost
@@ -87,15 +88,16 @@ async def test_a_killed_transfer_of_schedules_loses_nothing_and_repeats_nothing(
             assert {one.key: one.due_time async for one in second.list_scheduled()} == due
             earliest = (datetime.now(UTC) + timedelta(seconds=6)).replace(microsecond=0)
             assert (await second.move_scheduled(prefix="", deliver_at=earliest)).count == number
-            found: dict[int, datetime] = {}
+            found: list[bide.Message] = []
             async with second.consume("orders", prefetch=1000) as messages:
                 async for message in messages:
-                    assert int(message.body) not in found
-                    found[int(message.body)] = message.received_at
+                    found.append(message)
                     await message.ack()
                     if len(found) == number:
                         break
-            assert min(found.values()) >= earliest
+            assert min(one.received_at for one in found) >= earliest
+            moved_due = {b"%d" % place: earliest for place in range(number)}
+            assert broken_promises(tmp_path / "history", moved_due, found) == {}
             assert (await first.get("orders"), await second.get("orders")) == (None, None)
     with capsys.disabled():
         sys.stdout.write(
