@@ -39,9 +39,14 @@ async def dotnet(vhost: Vhost) -> AsyncIterator[Channel]:
     await connection.close()
 
 
+def stem_of(version: int) -> str:
+    """What the names of the infrastructure begin with."""
+    return "nsb.v2" if version == 2 else "nsb"
+
+
 async def build(channel: Channel, version: int) -> None:
     """What an endpoint of NServiceBus declares when it starts."""
-    stem = "nsb.v2" if version == 2 else "nsb"
+    stem = stem_of(version)
     kind: dict[str, str | int] = (
         {"x-queue-type": "quorum", "x-dead-letter-strategy": "at-least-once", "x-overflow": "reject-publish"}
         if version == 2
@@ -61,15 +66,16 @@ async def build(channel: Channel, version: int) -> None:
         below = name
 
 
-async def endpoint(channel: Channel, name: str, routing: str) -> None:
+async def endpoint(channel: Channel, name: str, routing: str, version: int = 2) -> None:
     """What an endpoint of NServiceBus declares for its own queue."""
+    delivery = f"{stem_of(version)}.delay-delivery"
     await channel.declare_queue(bide.Queue.quorum(name))
     if routing == "conventional":
         await channel.declare_exchange(bide.Exchange(name, "fanout"))
         await channel.bind(bide.Binding(name, name))
-        await channel.bind(bide.Binding("nsb.v2.delay-delivery", name, f"#.{name}", "exchange"))
+        await channel.bind(bide.Binding(delivery, name, f"#.{name}", "exchange"))
     else:
-        await channel.bind(bide.Binding("nsb.v2.delay-delivery", name, f"#.{name}"))
+        await channel.bind(bide.Binding(delivery, name, f"#.{name}"))
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -91,12 +97,16 @@ async def test_bide_and_dotnet_declare_the_same_topology(
     assert {one for one in found.exchanges if not one.name.startswith("amq.")} == set(topology.exchanges)
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
-async def test_a_dotnet_endpoint_receives_messages_delayed_by_bide(vhost: Vhost, dotnet: Channel, routing: Any) -> None:
-    await build(dotnet, 2)
-    await endpoint(dotnet, "Sales", routing)
-    await endpoint(dotnet, "Billing.Sales", routing)
-    async with bide.connect(vhost.url, infrastructure=bide.NServiceBus(routing=routing)) as client:
+async def test_a_dotnet_endpoint_receives_messages_delayed_by_bide(
+    vhost: Vhost, dotnet: Channel, routing: Any, version: Any
+) -> None:
+    await build(dotnet, version)
+    await endpoint(dotnet, "Sales", routing, version)
+    await endpoint(dotnet, "Billing.Sales", routing, version)
+    infrastructure = bide.NServiceBus(version=version, routing=routing)
+    async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
         receipt = await client.publish(json={"order": 1}, to="Sales", delay="2.2s", correlation_id="c")
         assert receipt.hops == 2
         deliveries: list[Delivery] = []
@@ -118,10 +128,13 @@ async def test_a_dotnet_endpoint_receives_messages_delayed_by_bide(vhost: Vhost,
     assert delivery.body == b'{"order":1}'
 
 
+@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("routing", ["conventional", "direct"])
-async def test_bide_receives_messages_delayed_by_a_dotnet_endpoint(vhost: Vhost, dotnet: Channel, routing: Any) -> None:
-    infrastructure = bide.NServiceBus(routing=routing)
-    await build(dotnet, 2)
+async def test_bide_receives_messages_delayed_by_a_dotnet_endpoint(
+    vhost: Vhost, dotnet: Channel, routing: Any, version: Any
+) -> None:
+    infrastructure = bide.NServiceBus(version=version, routing=routing)
+    await build(dotnet, version)
     async with bide.connect(vhost.url, infrastructure=infrastructure) as client:
         topology = bide.Topology(queues=[bide.Queue.quorum("ours")])
         channel = await (await Connection.open(BrokerUrl.parse(vhost.url))).channel()
@@ -132,10 +145,10 @@ async def test_bide_receives_messages_delayed_by_a_dotnet_endpoint(vhost: Vhost,
             await channel.bind(binding)
         # A .NET sender binds the destination, as it does before every delayed send.
         kind: Any = "exchange" if routing == "conventional" else "queue"
-        await dotnet.bind(bide.Binding("nsb.v2.delay-delivery", "ours", "#.ours", kind))
+        await dotnet.bind(bide.Binding(f"{stem_of(version)}.delay-delivery", "ours", "#.ours", kind))
         due = datetime.now(UTC) + timedelta(seconds=2)
         await dotnet.publish(
-            exchange="nsb.v2.delay-level-01",
+            exchange=f"{stem_of(version)}.delay-level-01",
             routing_key="0." * 26 + "1.0.ours",
             values={
                 "message_id": "m1",
