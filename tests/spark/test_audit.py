@@ -393,7 +393,7 @@ def test_a_killed_audit_is_continued(audited: Audited, capsys: pytest.CaptureFix
 
     with_client(audited.url, CLOCK, schedule)
     command = [
-        *("pipeline", "audit", "--once", "--into", str(audited.place), "--batch-rows", "100", "--json"),
+        *("pipeline", "audit", "--once", "--into", str(audited.place), "--batch-rows", "50", "--json"),
         *("--events", EVENTS, "--url", audited.url, "--stream-port", str(audited.sources.port)),
     ]
     with started([sys.executable, "-m", "bide", *command, *LOCAL]) as program:

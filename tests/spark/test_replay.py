@@ -349,8 +349,8 @@ def test_a_killed_replay_is_finished_by_the_next(clock_url: str, capsys: pytest.
     error, orders, number = fresh("error"), fresh("orders"), 3_000
     put(clock_url, error, number, orders)
     arguments = ("--url", clock_url, "--queue", error, "--where", "endpoint = 'billing'")
-    # Over some seconds, so that the kill comes in the middle on a busy machine too.
-    command = [sys.executable, "-m", "bide", "pipeline", "replay", *arguments, "--over", "5s", *LOCAL]
+    # Over a minute, so that the kill comes in the middle even if this process pauses.
+    command = [sys.executable, "-m", "bide", "pipeline", "replay", *arguments, "--over", "1m", *LOCAL]
     with closing(Counter(clock_url, orders)) as counter, started(command) as program:
         program.wait_until(lambda: counter() >= 300, "three hundred were sent")
         program.kill()
