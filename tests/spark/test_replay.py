@@ -280,7 +280,7 @@ def test_dead_letters_return_to_their_queue(clock_url: str, capsys: pytest.Captu
         client.declare(topology)
         for number in range(3):
             client.publish(b"%d" % number, to=work, message_id=f"d{number}")
-        with client.consume(work, timeout="60s") as messages:
+        with client.consume(work, timeout=f"{TIMEOUT:g}s") as messages:
             for _, message in zip(range(3), messages, strict=False):
                 message.reject()
     wait_until(lambda: len(parked(clock_url, dead)) == 3, "all of them are dead letters")
