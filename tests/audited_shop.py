@@ -21,9 +21,12 @@ from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import run as run_audit
 from bide.pipelines.audit.sources import find_sources
 from bide.pipelines.audit.table_format import TableFormat
+from bide.streams.log import Address
 from bide.topology import Queue, Topology
+from tests import stream_contents
 from tests.broker.conftest import SMALL_CLOCK
 from tests.broker.endpoints import Recorder, running
+from tests.polling import wait_until
 from tests.spark.receiving import drain
 from tests.support import Vhost, stream_port
 
@@ -109,8 +112,12 @@ def fill(shop: AuditedShop, number: int) -> None:
         await client.publish_many(letters)
         await client.publish_many(events("discarded", range(number)))
 
+    address, delivered = Address.of(shop.url, shop.port), taps_of(SMALL_CLOCK).delivered
+    before = stream_contents.count(address, delivered)
     shop.work(publish)
     assert len(drain(shop.url, "orders", number)) == number
+    # The tap's stream may get a message after the queue.
+    wait_until(lambda: stream_contents.count(address, delivered) >= before + number, "the tap has all messages")
     shop.audit()
 
 

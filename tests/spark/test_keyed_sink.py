@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 
 ROWS = 16_000
-SLOWLY = {"window": "2"}
+SLOWLY = {"window": "2", "messagesPerSecond": "400"}
+"""For a write that is killed: it takes 20 s, so that the kill comes in the middle even if this process pauses."""
 DUE = datetime(2040, 1, 2, tzinfo=UTC)
 LATER = {"deliver_at": DUE.isoformat()}
 SOME_RECORDS = 30
@@ -145,14 +146,14 @@ def test_a_restarted_query_brings_back_nothing_that_was_cancelled_or_replaced(
     source = tmp_path / "in"
     keyed(spark, partitions=4).write.parquet(str(source))
 
-    def start() -> StreamingQuery:
+    def start(**more: str) -> StreamingQuery:
         stream = (
             spark.readStream.schema("value string, key string").option("maxFilesPerTrigger", 1).parquet(str(source))
         )
         options = {"url": vhost.url, "queue": "q", "checkpointLocation": str(tmp_path / "checkpoint"), **LATER}
-        return stream.writeStream.format("rabbitmq").options(**options, **SLOWLY).trigger(availableNow=True).start()
+        return stream.writeStream.format("rabbitmq").options(**options, **more).trigger(availableNow=True).start()
 
-    query = start()
+    query = start(**SLOWLY)
     wait_for_records(vhost.url, log)
     # One that has nothing to do at the moment is replaced without a word.
     wait_until(lambda: not (query.isActive and kill_python_workers(spark) >= 0), "the query has ended")

@@ -336,11 +336,11 @@ def test_planned_queue_lengths_equal_measured_ones(spark: SparkSession, clock_ur
         return compared["s"], compared["c"]
 
     def is_close(seconds: Compared, hundredths: Compared) -> bool:
-        assert seconds.samples > 20
-        assert seconds.peak > 5_000
         # A busy broker delays what it passes on, which shifts the curve, but hardly changes its mean and its peak.
         return (
-            seconds.off < 0.25
+            seconds.samples > 20
+            and seconds.peak > 5_000
+            and seconds.off < 0.25
             and seconds.mean == pytest.approx(seconds.planned_mean, rel=0.05)
             and seconds.peak == pytest.approx(seconds.planned_peak, rel=0.1)
             and hundredths.mean == pytest.approx(hundredths.planned_mean, rel=0.2)
@@ -348,7 +348,7 @@ def test_planned_queue_lengths_equal_measured_ones(spark: SparkSession, clock_ur
 
     # Others on the machine may hold a broker up for a while, which makes the difference larger, and never smaller.
     attempts = [measured()]
-    while not is_close(*attempts[-1]) and len(attempts) < 3:
+    while not is_close(*attempts[-1]) and len(attempts) < 5:
         attempts.append(measured())
     assert is_close(*attempts[-1]), attempts
 

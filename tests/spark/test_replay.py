@@ -280,7 +280,7 @@ def test_dead_letters_return_to_their_queue(clock_url: str, capsys: pytest.Captu
         client.declare(topology)
         for number in range(3):
             client.publish(b"%d" % number, to=work, message_id=f"d{number}")
-        with client.consume(work, timeout="60s") as messages:
+        with client.consume(work, timeout=f"{TIMEOUT:g}s") as messages:
             for _, message in zip(range(3), messages, strict=False):
                 message.reject()
     wait_until(lambda: len(parked(clock_url, dead)) == 3, "all of them are dead letters")
@@ -349,8 +349,8 @@ def test_a_killed_replay_is_finished_by_the_next(clock_url: str, capsys: pytest.
     error, orders, number = fresh("error"), fresh("orders"), 3_000
     put(clock_url, error, number, orders)
     arguments = ("--url", clock_url, "--queue", error, "--where", "endpoint = 'billing'")
-    # Over some seconds, so that the kill comes in the middle on a busy machine too.
-    command = [sys.executable, "-m", "bide", "pipeline", "replay", *arguments, "--over", "5s", *LOCAL]
+    # Over a minute, so that the kill comes in the middle even if this process pauses.
+    command = [sys.executable, "-m", "bide", "pipeline", "replay", *arguments, "--over", "1m", *LOCAL]
     with closing(Counter(clock_url, orders)) as counter, started(command) as program:
         program.wait_until(lambda: counter() >= 300, "three hundred were sent")
         program.kill()

@@ -276,7 +276,8 @@ def test_a_killed_replay_is_continued(shop: AuditedShop, capsys: pytest.CaptureF
     """``kill -9`` of Python and JVM while parts are under way, and the same command again."""
     number = 2_400
     fill(shop, number)
-    options = ("--part-rows", "200")
+    # Many parts, so that the kill comes in the middle even if this process pauses.
+    options = ("--part-rows", "50")
     command = [sys.executable, "-m", "bide", *shop.command(), *options, *LOCAL]
     ledger = Choices(folder=str(shop.ledger)).ledger(1)
     with started(command) as program:

@@ -99,6 +99,19 @@ async def test_a_stalled_broker_is_not_taken_for_the_end_of_a_stream(
     assert await found(vhost.url, stream, [1, 3]) == [1, 3]
 
 
+async def test_a_message_that_arrives_after_a_pause_is_read(vhost: Vhost, stream: str) -> None:
+    async with Proxy(vhost.url) as proxy:
+        connection = await Connection.open(BrokerUrl.parse(proxy.url))
+        seen = read_copies(connection, stream, [1, 3])
+        assert (await anext(seen))[0] == 1
+        proxy.stall()
+        await publish(vhost.url, stream, 1)
+        # After the quiet time, while the end of the stream is looked up.
+        asyncio.get_running_loop().call_later(2.0, proxy.resume)
+        assert [offset async for offset, _ in seen] == [3]
+        await connection.close()
+
+
 async def test_a_stalled_broker_is_not_taken_for_an_empty_stream(
     vhost: Vhost, stream: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

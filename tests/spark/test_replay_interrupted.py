@@ -23,7 +23,7 @@ from tests.audited_shop import AuditedShop, fill
 from tests.broker.conftest import clock_url
 from tests.broker.receiving import fresh
 from tests.polling import wait_until
-from tests.spark.receiving import drain, rest
+from tests.spark.receiving import drain, rest, wait_until_released
 from tests.spark.spark_processes import LOCAL, Counter
 from tests.spark.test_replay import parked, put
 from tests.spark.test_replay_audit import shop
@@ -86,6 +86,7 @@ def test_no_message_leaves_the_queue_after_an_interruption(
         )
         time.sleep(2)  # time for messages that would be sent after the interruption
         assert counter() == arrived
+    wait_until_released(clock_url, error)
     assert len(parked(clock_url, error)) == left
     again = go_on(stderr[-1])
     assert again[:5] == ["pipeline", "replay", "--queue", error, "--over"]

@@ -428,7 +428,7 @@ def test_a_killed_schedule_is_continued(
     due = datetime.now(UTC) + timedelta(seconds=10)
     reminders(spark, rows, due=f"timestamp'{due.isoformat()}'").write.parquet(str(source))
     ledger = Ledger(str(tmp_path / "ledger"))
-    arguments = [str(source), "--to", queue, "--at-column", "due", "--ledger", ledger.folder, "--part-rows", "800",
+    arguments = [str(source), "--to", queue, "--at-column", "due", "--ledger", ledger.folder, "--part-rows", "200",
                  "--json", "--url", clock_url, *ON_SMALL_CLOCK]  # fmt: skip
     with started([sys.executable, "-m", "bide", "pipeline", "schedule", *arguments, *LOCAL]) as program:
         program.wait_until(lambda: len(ledger.numbers()) >= 2, "two parts were sent")

@@ -73,7 +73,7 @@ def test_ctrl_c_while_spark_starts_leaves_no_process() -> None:
 def test_a_killed_java_is_reported_in_one_line(tmp_path: Path) -> None:
     """In the middle of a job, as the kernel does it where memory runs out."""
     source = tmp_path / "rows.csv"
-    source.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 100_000)
+    source.write_text("order_id,due\n" + "o-1,2026-01-01\n" * 1_000_000)
     events = tmp_path / "events"
     events.mkdir()
     event_log = {"enabled": "true", "dir": events.as_uri(), "compress": "false", "rolling.enabled": "false"}

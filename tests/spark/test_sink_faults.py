@@ -23,8 +23,8 @@ __all__ = ["clock_url"]
 
 ROWS = 16_000
 SLOWLY = {"window": "200"}
-FOR_SECONDS = {"messagesPerSecond": "2000"}
-"""For a write that is killed: it takes seconds, so that the kill comes in the middle on a busy machine too."""
+LONG = {"messagesPerSecond": "500"}
+"""For a write that is killed: it takes 16 s, so that the kill comes in the middle even if this process pauses."""
 
 STREAM = """
 import sys
@@ -37,7 +37,7 @@ spark = (
 )
 spark.sparkContext.setLogLevel("OFF")
 stream = spark.readStream.schema("value string").option("maxFilesPerTrigger", 1).parquet(source).writeStream
-options = {"url": url, "queue": queue, "checkpointLocation": checkpoint, "window": "200", "messagesPerSecond": "2000"}
+options = {"url": url, "queue": queue, "checkpointLocation": checkpoint, "window": "200", "messagesPerSecond": "500"}
 stream.format("rabbitmq").options(**options).trigger(availableNow=True).start().awaitTermination()
 """
 
@@ -97,7 +97,7 @@ def test_a_killed_python_worker_in_a_batch_write_loses_nothing(
         killing = pool.submit(kill)
         # In this thread: in others Spark looks in vain for data sources that are written in Python.
         with pytest.raises(Exception, match="Python worker exited unexpectedly"):
-            write(**FOR_SECONDS)
+            write(**LONG)
         assert killing.result()
     sent_before = counted()
     write()
@@ -110,7 +110,7 @@ def test_a_killed_python_worker_of_a_stream_loses_nothing(
     spark: SparkSession, clock_url: str, queue: str, counted: Counter, source: Path, tmp_path: Path
 ) -> None:
     options = {"url": clock_url, "queue": queue, "checkpointLocation": str(tmp_path / "checkpoint")}
-    query = start(spark, source, **options, **FOR_SECONDS)
+    query = start(spark, source, **options, **LONG)
     wait_until(lambda: counted() > ROWS // 4 + 500, "the second micro-batch has begun")
     # One that has nothing to do at the moment is replaced without a word.
     wait_until(lambda: not (query.isActive and kill_python_workers(spark) >= 0), "the query has ended")

@@ -84,7 +84,7 @@ def shuffled(seed: int) -> list[pa.RecordBatch]:
 
 def attempt_slowly(options: dict[str, str], seed: int) -> None:
     """An attempt that a test kills: it takes longer than any test."""
-    attempt({**options, "messagesPerSecond": "200"}, *shuffled(seed))
+    attempt({**options, "messagesPerSecond": "50"}, *shuffled(seed))
 
 
 def kill_in_mid_write(address: Address, options: dict[str, str], seed: int) -> None:
@@ -312,7 +312,7 @@ def test_a_query_with_a_shuffle_and_killed_workers_stores_each_row_once(
 
     def kill_in_mid_query() -> None:
         before = stream_contents.count(address, "s")
-        query = start(messagesPerSecond="100")
+        query = start(messagesPerSecond="20")
         wait_until(
             lambda: stream_contents.count(address, "s") > before + 50 or not query.isActive, "more rows are stored"
         )

@@ -151,6 +151,6 @@ def test_a_broker_that_confirms_nothing_ends_the_task_after_the_timeout(
     frame = spark.sql("select '1' as value")
     with start_blocking_portal() as portal, portal.wrap_async_context_manager(Proxy(clock_url)) as proxy:
         proxy.rewrite = lambda data: b"" if CONFIRM in data else data
-        with pytest.raises(PySparkException, match=r"the broker has 1 of the messages.*: no confirm within 3 s"):
-            writer(frame, proxy.url, queue=queue, timeout="3s").save()
+        with pytest.raises(PySparkException, match=r"the broker has 1 of the messages.*: no confirm within 10 s"):
+            writer(frame, proxy.url, queue=queue, timeout="10s").save()
     assert [one.body for one in drain(clock_url, queue, 1)] == [b"1"], "which it has"

@@ -188,7 +188,7 @@ def test_a_synchronous_client_receives_a_delayed_message() -> None:
         client.declare(REMINDERS)
         client.publish("x", to="reminders", delay="1w")
         b.clock.advance("7d")
-        with client.consume("reminders", timeout="5s") as messages:
+        with client.consume("reminders", timeout=timedelta(seconds=TIMEOUT)) as messages:
             message = next(messages)
             message.ack()
     assert message.body == b"x"
@@ -237,11 +237,18 @@ async def test_an_iteration_with_a_timeout_ends_when_no_message_comes_and_can_co
         await client.declare(REMINDERS)
         await client.publish("x", to="reminders")
         async with client.consume("reminders", timeout="500ms") as messages:
+
+            async def has_arrived() -> bool:
+                return messages.ready > 0
+
+            # It might take this process longer than the timeout.
+            await eventually(has_arrived)
             found = [message async for message in messages]
             assert [one.body for one in found] == [b"x"]
             await found[0].ack()
             assert [message async for message in messages] == []
             await client.publish("y", to="reminders")
+            await eventually(has_arrived)
             async for message in messages:
                 await message.ack()
                 found.append(message)

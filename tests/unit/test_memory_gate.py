@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -17,6 +18,7 @@ from bide.amqp.channel import Channel
 from bide.amqp.connection import Connection
 from bide.client.schedule_requests import ScheduleRequests
 from bide.errors import BideError, InvalidInputError, NoGateAnswerError, ScheduleLogError
+from bide.gate import partition_session
 from bide.gate.delivery_queue import CROWDED
 from bide.schedules.names import MAX_RESERVATIONS, ScheduleNames, partition_of
 from bide.testing import MemoryBroker
@@ -29,6 +31,12 @@ MAILS = bide.Topology(queues=[bide.Queue("mails")])
 @pytest.fixture(params=RELEASES, ids=str)
 def b(request: pytest.FixtureRequest) -> MemoryBroker:
     return bide.testing.broker(release=request.param)
+
+
+@pytest.fixture(autouse=True)
+def claims_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a claim that passes over a target, a gate pauses by the broker's clock for a multiple of the real time."""
+    monkeypatch.setattr(partition_session, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
 async def bodies(client: bide.Client, count: int) -> list[bytes]:

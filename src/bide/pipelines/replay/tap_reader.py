@@ -245,6 +245,9 @@ async def read_copies(
                     if end is not None and end <= remaining[0]:
                         return
                     asked = time.monotonic()
+                    if delivery is None and end is not None:
+                        # The broker or this process has paused: the stream has the message, so it will arrive.
+                        delivery = await next_of(subscription, _TIMEOUT)
                 if delivery is None:
                     raise ConnectionLostError(
                         f"the broker sent nothing of the stream {stream} for {_QUIET:g} s, and the stream is not "
