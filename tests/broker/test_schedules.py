@@ -66,7 +66,10 @@ async def distinct(connection: Connection, partition: int, count: int) -> list[S
     found: list[ScheduleRecord] = []
     async with asyncio.timeout(TIMEOUT):
         while len(found) < count:
-            found += [one for one in map(decode, [one.body for one in await reader.batch()]) if one not in found]
+            for record in [decode(one.body) for one in await reader.batch()]:
+                # A batch may have a record and its repetition.
+                if record not in found:
+                    found.append(record)
     reader.close()
     return found
 
