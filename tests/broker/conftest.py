@@ -23,6 +23,9 @@ from tests.support import Vhost
 SMALL_CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))
 """39 digit queues instead of 370: it is applied in a moment, and differs from the full one in nothing else."""
 
+LONG_CLOCK = bide.Clock(max_delay=timedelta(minutes=5), resolution=timedelta(seconds=1))
+"""64 digit queues, for messages that have to wait still when the machine has been held up for minutes."""
+
 _TIMEOUT = "dead_letter_worker_publisher_confirm_timeout"
 STOCK = {"dead_letter_worker_consumer_prefetch": 32, _TIMEOUT: 180_000}
 """What RabbitMQ does where nothing is configured: 32 messages that nothing takes stop a queue, for three minutes."""
