@@ -34,7 +34,7 @@ from bide.relay import Relay, Relayed
 from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.conftest import limit_messages
-from tests.broker.receiving import eventually, ready, receive
+from tests.broker.receiving import connected, eventually, ready, receive
 from tests.broker.workers import at_work
 from tests.leaks import no_leaks
 from tests.relay_process import Process, relay
@@ -108,9 +108,8 @@ async def client(vhost: Vhost, quiet: None) -> AsyncIterator[bide.Client]:
 @pytest.fixture
 async def connection(vhost: Vhost, quiet: None) -> AsyncIterator[Connection]:
     """A bare connection, for what a client of others does."""
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    yield connection
-    await connection.close()
+    async with connected(vhost.url) as connection:
+        yield connection
 
 
 @asynccontextmanager
