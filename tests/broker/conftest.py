@@ -8,6 +8,7 @@ import re
 from collections.abc import AsyncIterator, Iterator, Mapping
 from datetime import timedelta
 
+import pika
 import pytest
 
 import bide
@@ -19,9 +20,16 @@ from bide.local_broker import LocalBroker
 from bide.management.api import ManagementApi
 from tests.broker.receiving import connected
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
+
+# By default, pika gives up opening a connection after 15 s.
+pika.connection.Parameters.DEFAULT_STACK_TIMEOUT = TIMEOUT
 
 SMALL_CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))
 """39 digit queues instead of 370: it is applied in a moment, and differs from the full one in nothing else."""
+
+LONG_CLOCK = bide.Clock(max_delay=timedelta(minutes=5), resolution=timedelta(seconds=1))
+"""64 digit queues, for messages that have to wait still when the machine has been held up for minutes."""
 
 _TIMEOUT = "dead_letter_worker_publisher_confirm_timeout"
 STOCK = {"dead_letter_worker_consumer_prefetch": 32, _TIMEOUT: 180_000}

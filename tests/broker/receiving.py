@@ -8,6 +8,7 @@ import time
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
@@ -81,8 +82,12 @@ async def ready(connection: Connection, queue: str) -> int:
 
 @asynccontextmanager
 async def connected(url: str) -> AsyncIterator[Connection]:
-    """A bare connection, for what a client does not do."""
-    connection = await Connection.open(BrokerUrl.parse(url))
+    """A bare connection, for what a client does not do.
+
+    Nothing opens it again, so it outlives a pause of the test, and of the broker.
+    """
+    patient = replace(BrokerUrl.parse(url), heartbeat=0, timeout=timedelta(seconds=TIMEOUT))
+    connection = await Connection.open(patient)
     try:
         yield connection
     finally:

@@ -13,9 +13,7 @@ from typing import Any
 
 import bide
 from bide.amqp.channel import Channel
-from bide.amqp.connection import Connection
 from bide.amqp.delivery import Delivery
-from bide.amqp.url import BrokerUrl
 from bide.gate.log_reader import LogReader, LogRecord
 from bide.patterns.rpc import DIRECT_REPLY_TO
 from bide.schedules.answers import decode_answer
@@ -137,21 +135,17 @@ class LogClient:
 
 @asynccontextmanager
 async def log_client(url: str) -> AsyncIterator[LogClient]:
-    connection = await Connection.open(BrokerUrl.parse(url))
-    try:
+    async with connected(url) as connection:
         client = LogClient(await connection.channel(confirms=True))
         await client.open()
         yield client
-    finally:
-        await connection.close()
 
 
 async def read_log(url: str, partition: int) -> list[LogRecord]:
     """All records of a partition up to now."""
     end = secrets.token_hex(8).encode()
     found = list[LogRecord]()
-    connection = await Connection.open(BrokerUrl.parse(url))
-    try:
+    async with connected(url) as connection:
         channel = await connection.channel(confirms=True)
         await channel.publish(
             exchange=NAMES.operations, routing_key=str(partition), values={"delivery_mode": 2}, body=end
@@ -163,8 +157,6 @@ async def read_log(url: str, partition: int) -> list[LogRecord]:
                     if one.body == end:
                         return found
                     found.append(one)
-    finally:
-        await connection.close()
 
 
 @asynccontextmanager

@@ -22,7 +22,7 @@ from bide.amqp.delivery import Delivery
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidNameError, TargetNotFoundError
 from bide.recoverability.history import nservicebus_time
-from tests.broker.receiving import eventually, receive
+from tests.broker.receiving import connected, eventually, receive
 
 if TYPE_CHECKING:
     from tests.support import Vhost
@@ -34,9 +34,8 @@ THOUSAND_SECONDS = "0." * 18 + "1.1.1.1.1.0.1.0.0.0."
 @pytest.fixture
 async def dotnet(vhost: Vhost) -> AsyncIterator[Channel]:
     """The channel of the .NET side."""
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    yield await connection.channel(confirms=True)
-    await connection.close()
+    async with connected(vhost.url) as connection:
+        yield await connection.channel(confirms=True)
 
 
 def stem_of(version: int) -> str:

@@ -15,7 +15,7 @@ from bide.amqp.connection import Connection
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import TargetNotFoundError
 from bide.management.api import ManagementApi
-from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.conftest import LONG_CLOCK, SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
 
 if TYPE_CHECKING:
@@ -79,22 +79,22 @@ async def problems(
 async def test_a_policy_that_deletes_confirmed_messages_does_not_pass_verify(
     vhost: Vhost, connection: Connection, api: ManagementApi, kind: str
 ) -> None:
-    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+    async with bide.connect(vhost.url, infrastructure=LONG_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders")]))
         for _ in range(10):
-            await client.publish(b"", to="orders", delay="20s")
-        assert await ready(connection, "bide.v1.s20") == 10
+            await client.publish(b"", to="orders", delay="5m")
+        assert await ready(connection, "bide.v1.m5") == 10
         # Long enough for the queues to be there when they are checked.
         await put(api, vhost.name, {"expires": 600_000}, kind=kind)
-        found = await problems(connection, SMALL_CLOCK, api)
-        assert "policy 'housekeeping' sets expires to 600000 on 2 of 2 queues ('bide.v1.s20' and " in found
+        found = await problems(connection, LONG_CLOCK, api)
+        assert "policy 'housekeeping' sets expires to 600000 on 2 of 2 queues ('bide.v1.m5' and " in found
         assert ("protection.protect(" in found) is (kind == POLICY)
         assert ("operator policy" in found) is (kind == OPERATOR)
         await put(api, vhost.name, {"expires": 3000}, kind=kind)
 
         async def gone() -> bool:
             try:
-                await ready(connection, "bide.v1.s20")
+                await ready(connection, "bide.v1.m5")
             except TargetNotFoundError:
                 return True
             return False
@@ -107,16 +107,16 @@ async def test_a_policy_that_deletes_confirmed_messages_does_not_pass_verify(
 async def test_a_policy_that_hastens_messages_does_not_pass_verify(
     vhost: Vhost, connection: Connection, api: ManagementApi, kind: str
 ) -> None:
-    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+    async with bide.connect(vhost.url, infrastructure=LONG_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("orders", {"x-message-ttl": 900_000})]))
         await put(api, vhost.name, {"message-ttl": 1000}, kind=kind, pattern="^bide")
-        found = await problems(connection, SMALL_CLOCK, api)
-        # Those of s2 to s20, and the undeliverable queue.
-        assert "policy 'housekeeping' sets message-ttl to 1000 on 20 queues that do not exist yet" in found
+        found = await problems(connection, LONG_CLOCK, api)
+        # Those of s2 to s59 and m1 to m5, and the undeliverable queue.
+        assert "policy 'housekeeping' sets message-ttl to 1000 on 64 queues that do not exist yet" in found
         for _ in range(10):
-            await client.publish(b"", to="orders", delay="20s")
+            await client.publish(b"", to="orders", delay="5m")
         messages = await receive(client, "orders", 10)
-        found = await problems(connection, SMALL_CLOCK, api)
+        found = await problems(connection, LONG_CLOCK, api)
         # Those that hold messages for a second at most are as they were.
         assert "policy 'housekeeping' sets message-ttl to 1000 on 2 of 2 queues" in found
     assert all(one.lateness is not None and one.lateness.total_seconds() < -1 for one in messages)

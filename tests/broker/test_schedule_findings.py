@@ -45,10 +45,16 @@ async def found(connection: Connection, api: ManagementApi | None) -> dict[str, 
     return texts
 
 
-async def found_with_clocks(connection: Connection, api: ManagementApi | None) -> dict[str, tuple[str, str]]:
-    """The same, once a gate was heard meanwhile. On a busy machine, a gate may be silent for the time of a check."""
+async def found_with_clocks(
+    connection: Connection, api: ManagementApi | None, status: str
+) -> dict[str, tuple[str, str]]:
+    """The same, once the clocks of gates have this status.
+
+    On a busy machine, a gate may be silent for the time of a check, or all of its beats may be heard late, as if its
+    clock were slow.
+    """
     async with asyncio.timeout(TIMEOUT):
-        while (texts := await found(connection, api))["gate clocks"][0] == "not checked":
+        while (texts := await found(connection, api))["gate clocks"][0] != status:
             pass
     return texts
 
@@ -63,7 +69,7 @@ async def test_a_log_with_a_gate_has_no_problems(
 ) -> None:
     async with gating(vhost.url, tmp_path / "gate"):
         await wait_for_leaders(vhost.url)
-        texts = await found_with_clocks(connection, api)
+        texts = await found_with_clocks(connection, api, "ok")
     assert {status for status, _ in texts.values()} == {"ok"}
     assert texts.keys() == CHECKS - {"schedule leaders"}
     assert "1 gate" in texts["gate clocks"][1]
@@ -155,10 +161,9 @@ async def test_a_gate_with_a_wrong_clock_is_named(connection: Connection) -> Non
 
         beating = asyncio.create_task(beat())
         try:
-            texts = await found_with_clocks(connection, None)
+            texts = await found_with_clocks(connection, None, "problem")
         finally:
             beating.cancel()
-    assert texts["gate clocks"][0] == "problem"
     assert "the clock of fast is" in texts["gate clocks"][1]
     assert "ahead of that of this machine" in texts["gate clocks"][1]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -21,6 +21,7 @@ from bide.errors import (
     MessageTooLargeError,
     NoGateAnswerError,
     NotAppliedError,
+    PublishError,
     ScheduleLogError,
 )
 from bide.gate.log_reader import LogReader
@@ -66,7 +67,10 @@ async def distinct(connection: Connection, partition: int, count: int) -> list[S
     found: list[ScheduleRecord] = []
     async with asyncio.timeout(TIMEOUT):
         while len(found) < count:
-            found += [one for one in map(decode, [one.body for one in await reader.batch()]) if one not in found]
+            for record in [decode(one.body) for one in await reader.batch()]:
+                # A batch may have a record and its repetition.
+                if record not in found:
+                    found.append(record)
     reader.close()
     return found
 
@@ -152,13 +156,35 @@ async def test_a_session_ends_when_many_of_its_numbers_were_lost(log: Vhost, vho
     assert len({one.session for one in found}) == 2
 
 
-async def test_an_operation_without_a_gate_is_recorded_and_says_so(log: Vhost, vhost_connection: Connection) -> None:
-    async with bide.connect(log.url, timeout="6s") as client:
-        with pytest.raises(NoGateAnswerError, match=r"cancelling 'k' is recorded.*takes effect when a gate reads it"):
-            await client.cancel("k")
-    found = await appended(vhost_connection, "k", 2)
-    # It was repeated under the same id.
-    assert {one.request for one in found if isinstance(one, ChangeSchedule)} == {found[0].request}  # type: ignore[union-attr]  # this one is a schedule
+async def unanswered(client: bide.Client, operation: Callable[[], Awaitable[object]]) -> str:
+    """The error of an operation or a question that no gate answers within 6 s.
+
+    It is tried again if a busy broker has not even confirmed it in that time.
+    """
+    client._publisher.timeout = timedelta(seconds=6)
+    async with asyncio.timeout(TIMEOUT):
+        while True:
+            with pytest.raises((NoGateAnswerError, PublishError), match="within 6 s") as caught:
+                await operation()
+            if isinstance(caught.value, NoGateAnswerError):
+                return str(caught.value)
+
+
+async def test_an_operation_without_a_gate_is_recorded_and_says_so(log: Vhost) -> None:
+    async with bide.connect(log.url) as client:
+        error = await unanswered(client, lambda: client.cancel("k"))
+    assert "cancelling 'k' is recorded" in error
+    assert "takes effect when a gate reads it" in error
+
+
+async def test_an_operation_without_a_gate_is_repeated_under_its_id(log: Vhost, vhost_connection: Connection) -> None:
+    async with bide.connect(log.url, timeout=timedelta(seconds=TIMEOUT)) as client:
+        cancelling = asyncio.create_task(client.cancel("k"))
+        first, second = (await appended(vhost_connection, "k", 2))[:2]
+        cancelling.cancel()
+        await asyncio.wait([cancelling])
+    assert isinstance(first, ChangeSchedule)
+    assert first == second
 
 
 async def test_every_operation_is_recorded(log: Vhost, vhost_connection: Connection) -> None:
@@ -215,11 +241,14 @@ async def test_a_filter_is_one_record_in_each_partition(log: Vhost, vhost_connec
 
 
 async def test_a_question_without_a_gate_is_an_error(log: Vhost) -> None:
-    async with bide.connect(log.url, timeout="6s") as client:
-        questions = (client.scheduled("k"), client.count_scheduled(), anext(client.list_scheduled()))
-        answers = await asyncio.gather(*questions, return_exceptions=True)
-    assert [type(one) for one in answers] == [NoGateAnswerError] * 3
-    assert all("no gate has answered" in str(one) for one in answers)
+    async with bide.connect(log.url) as client:
+        questions: list[Callable[[], Awaitable[object]]] = [
+            lambda: client.scheduled("k"),
+            lambda: client.count_scheduled(),
+            lambda: anext(client.list_scheduled()),
+        ]
+        errors = await asyncio.gather(*(unanswered(client, one) for one in questions))
+    assert all("no gate has answered" in one for one in errors)
 
 
 async def test_a_client_warns_without_a_gate(vhost: Vhost, caplog: pytest.LogCaptureFixture) -> None:
@@ -340,10 +369,11 @@ def test_the_sync_client_has_the_same_methods(vhost: Vhost) -> None:
         client.declare(NAMES.topology())
         made = client.schedule(b"x", key="k", to="q", delay="1d")
         assert made.outcome is bide.ScheduleOutcome.SCHEDULED
-    with bide.connect_sync(vhost.url, timeout="4s") as client:
-        with pytest.raises(NoGateAnswerError):
+        client.client._publisher.timeout = timedelta(seconds=4)
+        # A busy broker may not even confirm them in that time.
+        with pytest.raises((NoGateAnswerError, PublishError)):
             client.cancel("k")
-        with pytest.raises(NoGateAnswerError):
+        with pytest.raises((NoGateAnswerError, PublishError)):
             list(client.list_scheduled())
         with pytest.raises(InvalidInputError):
             client.list_scheduled(to="q", exchange="x")

@@ -159,6 +159,8 @@ async def test_heartbeats_register_an_endpoint_and_keep_it_alive(
 ) -> None:
     caplog.set_level(logging.DEBUG, "bide.endpoint.service_control")
     monkeypatch.setattr(service_control_messages, "HEARTBEAT", timedelta(milliseconds=200))
+    # None expires before it is received.
+    monkeypatch.setattr(service_control_messages, "_LIFETIME", 1500)
     recorder = Recorder()
     queue = "Particular.ServiceControl"
     app = bide.Endpoint("orders", name="Orders", heartbeat_queue=queue, observers=[recorder], retry=NEVER)

@@ -39,7 +39,7 @@ Kind = Literal["stock", "adapted"]
 
 @dataclass
 class Runs:
-    """What tasks did, and when: seconds since the start of the test."""
+    """What tasks did, and when: seconds since the start of the test, or another time."""
 
     began: float = field(default_factory=time.time)
     _runs: asyncio.Queue[tuple[Any, float]] = field(default_factory=asyncio.Queue)
@@ -215,6 +215,7 @@ async def test_a_short_delay_does_not_wait_for_a_longer_one(vhost: Vhost, exchan
         await task.kicker().with_labels(delay=delay, queue_name=queue).kiq(label)
 
     async with started(broker) as work:
+        runs.began = time.time()
         for label, delay, queue in (
             *(("long", 3600.0, "a"), ("a", 0.6, "a"), ("b", 0.3, "key.b"), ("soon", 0.01, "a")),
             *(("now", 0.0, "key.b"), ("past", -1.0, "a")),

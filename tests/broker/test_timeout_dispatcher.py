@@ -315,13 +315,17 @@ async def test_several_dispatchers_share_the_work_and_send_nothing_twice(vhost: 
         ]
         running = [asyncio.create_task(one.run()) for one in dispatchers]
         counts = Counter[bytes]()
-        async with asyncio.timeout(TIMEOUT):
+        # By one consumer: a busy broker may forget the last acknowledgements of one that ends.
+        async with asyncio.timeout(TIMEOUT), client.consume(name) as messages:
             # One may begin when the others have sent everything.
             while min(one.done.sent for one in dispatchers) == 0:
                 bodies = [f"{place}".encode() for place in range(number, number + more)]
                 store.add(name, *[(name, later(minutes=-5), {}, body) for body in bodies])
                 number += more
-                counts.update(one.body for one in await receive(client, name, more))
+                while counts.total() < number:
+                    message = await anext(messages)
+                    await message.ack()
+                    counts[message.body] += 1
 
         async def is_empty() -> bool:
             return not store.stored(name)

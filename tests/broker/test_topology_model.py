@@ -14,12 +14,11 @@ from urllib.parse import urlsplit
 import pytest
 
 from bide.admin.apply import apply
-from bide.amqp.connection import Connection
-from bide.amqp.url import BrokerUrl
 from bide.local_broker.management import Management
 from bide.topology import Binding, Exchange, Queue, Topology
 from bide.topology.rendering import definitions, from_definitions
 from bide.topology.routing import Model
+from tests.broker.receiving import connected
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
@@ -46,11 +45,8 @@ class Sent:
 
 @asynccontextmanager
 async def channel_to(url: str) -> AsyncIterator[Channel]:
-    connection = await Connection.open(BrokerUrl.parse(url))
-    try:
+    async with connected(url) as connection:
         yield await connection.channel(confirms=True)
-    finally:
-        await connection.close()
 
 
 def random_key(chance: random.Random) -> str:
@@ -292,11 +288,8 @@ async def test_the_broker_imports_definitions(vhost: Vhost, whole_broker: bool) 
     else:
         management.call("POST", "definitions", vhost.name, body=definitions(WHOLE))
 
-    connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    try:
+    async with connected(vhost.url) as connection:
         await apply(connection, WHOLE)
-    finally:
-        await connection.close()
 
     exported = from_definitions(management.call("GET", "definitions", vhost.name))
     assert not WHOLE.diff(exported)

@@ -16,7 +16,7 @@ from bide.delay.cascade import Policy
 from bide.delay.protocol import DelayInfrastructure
 from bide.errors import InvalidInputError, NotEmptyError
 from bide.management.api import ManagementApi
-from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.conftest import LONG_CLOCK, SMALL_CLOCK
 from tests.broker.receiving import eventually, ready, receive
 from tests.timeouts import MAX_LATENESS
 
@@ -248,14 +248,14 @@ async def test_removal_includes_release_queues_and_the_guard(
     removed = await remove(connection, NSB, api)
     assert (removed.complete, removed.removed.queues) == (True, 29)
     assert await api.policies(vhost.name) == {}
-    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+    async with bide.connect(vhost.url, infrastructure=LONG_CLOCK) as client:
         await client.declare(bide.Topology([bide.Exchange("shop", "fanout")], [bide.Queue.quorum("q")]))
-        await client.publish(b"", to="q", delay="20s")
-        await client.publish(b"", exchange="shop", delay="100ms")
+        await client.publish(b"", to="q", delay="5m")
+        await client.publish(b"", exchange="shop", delay="1s")
     with pytest.raises(NotEmptyError):
-        await remove(connection, SMALL_CLOCK, api)
-    removed = await remove(connection, SMALL_CLOCK, api, force=True)
-    # Those of the digits s20 and c10, the release queue, and the undeliverable queue.
+        await remove(connection, LONG_CLOCK, api)
+    removed = await remove(connection, LONG_CLOCK, api, force=True)
+    # Those of the digits m5 and s1, the release queue, and the undeliverable queue.
     assert removed.removed.queues == 4
     assert await api.queues(vhost.name, "bide.v1") == []
     assert [one.queue.name for one in await api.queues(vhost.name, "")] == ["q"]

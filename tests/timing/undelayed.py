@@ -57,6 +57,7 @@ class UndelayedMessages:
             self.milliseconds.append((time.monotonic() - scheduled[int(body)]) * 1_000)
 
         channel = connection.channel()
+        channel.queue_delete(QUEUE)  # with what an earlier round has left
         channel.queue_declare(QUEUE, durable=True, arguments={"x-queue-type": "quorum"})
         channel.basic_consume(QUEUE, receive, auto_ack=True)
         start = time.monotonic()
