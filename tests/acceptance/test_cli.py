@@ -21,6 +21,7 @@ from bide.admin.report import Finding, VerifyReport
 from bide.cli.app import cli, run
 from bide.topology import Argument
 from tests.acceptance.command_line import WARNINGS, CommandLine
+from tests.readme import without_slow_api
 from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Program:
     def fails(self, code: int, *arguments: str, **environment: str) -> str:
         """One line on standard error, and no traceback."""
         done = self.run(*arguments, stdin=b"", **environment)
-        stderr = done.stderr.decode()
+        stderr = without_slow_api(done.stderr.decode())
         assert done.returncode == code, stderr
         assert stderr.count("\n") == 1, stderr
         assert "Traceback" not in stderr
@@ -101,7 +102,9 @@ def test_sent_messages_are_received_with_their_properties(program: Program) -> N
     )
     (receipt,) = lines(sent)
     assert receipt["hops"] == 3
-    first, second = lines(program.ok("receive", "orders", "--count", "2", *PATIENT, "--json"))
+    received = lines(program.ok("receive", "orders", "--count", "2", *PATIENT, "--json"))
+    # A broker that paused may send on in any order what became due meanwhile.
+    first, second = sorted(received, key=lambda one: str(one["exchange"]))
     assert first["body"] == "hello"
     assert (first["exchange"], first["routing_key"], first["headers"]) == ("", "orders", {"mine": "1"})
     assert (second["exchange"], second["routing_key"], second["body"]) == ("shop", "order.created", "stdin")

@@ -106,17 +106,24 @@ def test_the_console_shows_the_messages_of_the_demo_until_ctrl_c(demo: Demo, req
         assert page.post("/session", json={"token": token}).status_code == 200
 
         def failed() -> int:
-            first = page.get("/api/queues").json()["queues"][0]["name"]
-            return int(page.get("/api/failures", params={"queue": first}).json()["total"])
+            # A broker without processor time answers neither.
+            if not (queues := page.get("/api/queues").json().get("queues")):
+                return 0
+            found = page.get("/api/failures", params={"queue": queues[0]["name"]}).json()
+            return int(found.get("total", 0))
 
         # The management API counts every few seconds.
-        wait_until(lambda: page.get("/api/levels").json()["total"] == 7, "the console counts the messages that wait")
+        wait_until(
+            lambda: page.get("/api/levels").json().get("total") == 7, "the console counts the messages that wait"
+        )
         wait_until(lambda: failed() >= 1, "the console shows the failed messages")
         lateness = page.get("/api/lateness").json()
     assert lateness["why"] == ""
     process.send_signal(signal.SIGINT)
     stdout, stderr = process.communicate(timeout=TIMEOUT)
-    assert (process.returncode, stderr) == (0, "")
+    # On a busy machine, the console assumes the default delivery limit, and says so.
+    unexpected = [one for one in stderr.splitlines() if "its management API is too slow" not in one]
+    assert (process.returncode, unexpected) == (0, [])
     assert "clean up" in stdout
     assert "bide demo --console" not in stdout
     assert demo.left() == []

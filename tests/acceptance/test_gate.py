@@ -22,7 +22,8 @@ from tests.timeouts import TIMEOUT
 @pytest.fixture
 async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
     """A client, with a target and the schedule log."""
-    async with bide.connect(vhost.url) as client:
+    # Without heartbeats: the start of a gate blocks this event loop.
+    async with bide.connect(vhost.idle_url) as client:
         await client.declare(NAMES.topology() | Topology(queues=[Queue.quorum("mails")]))
         yield client
 
@@ -30,7 +31,7 @@ async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
 @pytest.fixture
 async def log(vhost: Vhost, client: bide.Client) -> AsyncIterator[LogClient]:
     """A client of the log."""
-    async with log_client(vhost.url) as log:
+    async with log_client(vhost.idle_url) as log:
         yield log
 
 

@@ -270,17 +270,23 @@ def test_a_persistent_broker_survives_stop_port_loss_and_crash(rabbitmq: Rabbitm
 
 
 @pytest.mark.long
-def test_a_port_that_is_lost_during_the_start_is_replaced(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
-    folder = tmp_path / "broker"
-    with ThreadPoolExecutor() as pool, contextlib.ExitStack() as stack:
-        starting = pool.submit(rabbitmq.start, folder, ephemeral=True)
-        # The ports are written down before the node begins its start, which takes seconds.
-        wait_until(lambda: State.load(folder) is not None, what="the ports are chosen")
-        state = State.load(folder)
-        assert state is not None
-        stack.enter_context(taken_port(state.ports.amqp))
-        with starting.result() as broker:
-            assert amqp_port(broker) != state.ports.amqp
+def test_a_port_that_is_lost_during_the_start_is_replaced(
+    rabbitmq: Rabbitmq, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost: list[int] = []
+    save = State.save
+
+    def save_and_lose_a_port(state: State) -> None:
+        """The ports are chosen and written down before the node begins its start."""
+        save(state)
+        if not lost:
+            lost.append(state.ports.amqp)
+            stack.enter_context(taken_port(state.ports.amqp))
+
+    with contextlib.ExitStack() as stack:
+        monkeypatch.setattr(State, "save", save_and_lose_a_port)
+        with rabbitmq.start(tmp_path / "broker", ephemeral=True) as broker:
+            assert [amqp_port(broker)] != lost
             assert broker.management.call("GET", "overview")["rabbitmq_version"] == broker.release
 
 

@@ -168,9 +168,11 @@ def test_a_killed_start_leaves_no_process_namespace_or_folder(rabbitmq: Rabbitmq
     folder = tmp_path / "broker"
     source = (
         "from pathlib import Path\nfrom bide.local_broker import LocalCluster\n"
-        f"LocalCluster.start(Path({str(folder)!r}), namespaces=True, ephemeral=True, {rabbitmq.arguments})"
+        f"LocalCluster.start(Path({str(folder)!r}), namespaces=True, ephemeral=True, {rabbitmq.arguments})\n"
+        "input()"
     )
-    with subprocess.Popen([sys.executable, "-c", source]) as starter:
+    # It does not end by itself, however late the kill comes.
+    with subprocess.Popen([sys.executable, "-c", source], stdin=subprocess.PIPE) as starter:
         wait_until((folder / "n3" / "node.pid").exists, what="the nodes begin to start")
         state = State.load(folder)
         assert state is not None

@@ -241,7 +241,7 @@ async def test_the_output_counts_what_was_moved_set_aside_and_left(program: Prog
 async def test_messages_go_to_another_virtual_host(program: Program, vhost: Vhost, other_vhost: Vhost) -> None:
     """Those whose target is missing there are set aside here."""
     program.ok("--help")  # the first command takes seconds to import bide
-    due = await fill(vhost.url, 30, (10, 11))
+    due = await fill(vhost.url, 30, (60, 61))
     same = ("--from-layout", "nservicebus-v1", "--to-layout", "nservicebus-v1", "--allow", "*")
     transfer = ("delay", "transfer", "--to-url", other_vhost.url, *same, "--from-routing=direct", "--to-routing=direct")
     first = program.run(*transfer, "--json")

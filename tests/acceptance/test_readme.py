@@ -19,6 +19,7 @@ import bide
 from bide.delay.protocol import QueueTarget
 from bide.local_broker.cluster import attach
 from tests.acceptance.test_cli import Program
+from tests.acceptance.test_tutorial import wait_for_gates
 from tests.polling import wait_until
 from tests.readme import (
     GETTING_STARTED,
@@ -152,7 +153,7 @@ def test_the_readme_prints_what_it_shows(shell: Shell) -> None:
         shlex.split(gate), cwd=shell.folder, env=shell.environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
     ) as deciding:
         try:
-            # A gate that has just started is not found yet: a warning comes first.
+            wait_for_gates(shell)
             assert shell.paste("python schedules.py").splitlines()[-1] == "ScheduleOutcome.CANCELLED"
             deciding.terminate()
             deciding.wait(TIMEOUT)

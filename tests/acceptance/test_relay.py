@@ -22,7 +22,7 @@ from tests.timeouts import TIMEOUT
 
 QUICK = bide.WaitingHall(levels=4, resolution=timedelta(milliseconds=100))
 QUICKLY = ("--levels", "4", "--resolution", "100ms")
-UNHURRIED = bide.WaitingHall(levels=4, resolution=timedelta(seconds=1))
+UNHURRIED = bide.WaitingHall(levels=6, resolution=timedelta(seconds=1))
 
 
 @pytest.mark.slow
@@ -31,15 +31,16 @@ async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: V
     """It is frozen first, so that the messages are certainly in its hands and none of them is sent on."""
     count = 300
     at_target = between == "levels and target"
-    hall, options = (UNHURRIED, ("--levels", "4", "--resolution", "1s")) if at_target else (QUICK, QUICKLY)
-    levels = [hall.level_name(level) for level in range(4)]
-    async with bide.connect(vhost.url, infrastructure=hall) as client:
+    hall, options = (UNHURRIED, ("--levels", "6", "--resolution", "1s")) if at_target else (QUICK, QUICKLY)
+    levels = [hall.level_name(level) for level in range(hall.levels)]
+    async with bide.connect(vhost.idle_url, infrastructure=hall) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
         with relay(vhost, *options) as frozen:
             if at_target:
-                # Long enough for all of them to be in the levels when it is frozen, on a slow machine too.
-                await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="10s") for n in range(count))
+                # Long enough for all of them to be in the levels when it is frozen, on a slow machine too: they leave
+                # the first one after 32 s.
+                await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="40s") for n in range(count))
 
                 async def delayed() -> bool:
                     return sum([await ready(connection, name) for name in levels]) == count
@@ -59,7 +60,7 @@ async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: V
 
             if at_target:
                 # By its due time each of them has left the levels.
-                await asyncio.sleep(10.1)
+                await asyncio.sleep(40.1)
             await eventually(unsettled)
             assert await ready(connection, "orders") == 0
             frozen.kill()
@@ -90,7 +91,7 @@ async def test_a_relay_killed_before_its_confirms_loses_nothing(vhost: Vhost) ->
         with relay(vhost, *QUICKLY) as stuck:
             await (await connection.channel()).delete_queue(QUICK.meditating)
             # A relay that is held up delivers what is due by then, and has less to get rid of.
-            await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="10s") for n in range(count))
+            await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="30s") for n in range(count))
             # It counts what it could not get rid of, at the 1st, 10th and 100th.
             # In a thread, so that the connection goes on with its heartbeats.
             await asyncio.to_thread(stuck.wait_until_it_says, b"(100 times)")
@@ -119,7 +120,7 @@ async def test_a_relay_killed_before_its_confirms_loses_nothing(vhost: Vhost) ->
 async def test_repeated_kills_of_one_of_three_relays_lose_nothing(vhost: Vhost) -> None:
     count, kills, killed = 3000, 4, 0
     bodies: dict[int, int] = {}
-    async with bide.connect(vhost.url, infrastructure=QUICK) as client:
+    async with bide.connect(vhost.idle_url, infrastructure=QUICK) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         with relay(vhost, *QUICKLY) as first, relay(vhost, *QUICKLY) as second:
 
@@ -175,7 +176,7 @@ async def _send(client: bide.Client, messages: Iterator[bide.OutgoingMessage]) -
 async def test_sigterm_sends_every_consumed_message_before_the_end(vhost: Vhost) -> None:
     """With all messages consumed and none sent on, it sends on every one of them before it ends, and no more."""
     count = 500
-    async with bide.connect(vhost.url, infrastructure=QUICK) as client:
+    async with bide.connect(vhost.idle_url, infrastructure=QUICK) as client:
         await client.declare(Topology(queues=[Queue.quorum("orders")]))
         await client.bind("orders")
         connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
@@ -212,7 +213,7 @@ async def test_a_relay_serves_its_metrics(vhost: Vhost) -> None:
     try:
         output = (await asyncio.to_thread(process.wait_until_it_says, b"relaying bide.hall")).decode()
         url = output.partition("metrics on ")[2].split()[0]
-        async with bide.connect(vhost.url, infrastructure=QUICK) as client:
+        async with bide.connect(vhost.idle_url, infrastructure=QUICK) as client:
             await client.declare(Topology(queues=[Queue.quorum("orders")]))
             await client.publish(b"1", to="orders", delay="1s")
             await receive(client, "orders", 1)

@@ -16,7 +16,7 @@ import pytest
 import bide
 from tests.acceptance.test_cli import Program, lines
 from tests.broker.receiving import eventually, ready_at, receive
-from tests.broker.schedule_log import gating
+from tests.broker.schedule_log import gating, wait_for_leaders
 from tests.support import Vhost
 
 
@@ -26,6 +26,8 @@ async def client(vhost: Vhost, tmp_path: Path) -> AsyncIterator[bide.Client]:
     async with bide.connect(vhost.url) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("reminders"), bide.Queue.quorum("mail")]))
         async with gating(vhost.url, tmp_path / "gate"):
+            # A command that waits 2 s for the answer of a gate warns if there is none yet.
+            await wait_for_leaders(vhost.url)
             yield client
 
 

@@ -72,7 +72,9 @@ class Publishers(threading.Thread):
                 self._publish(client, f"shop-{number}", exchange="shop", routing_key="order.created")
 
     def _publish(self, client: Any, name: str, **target: str) -> None:
-        while not self._stopping.is_set():
+        begun = time.monotonic()
+        # At the end too: what was not confirmed may be in the queue all the same.
+        while not self._stopping.is_set() or time.monotonic() < begun + TIMEOUT:
             try:
                 client.publish(name, **target)
             except BideError:

@@ -21,7 +21,7 @@ from bide.amqp.queue_counts import queue_counts
 from bide.amqp.transport import Tcp
 from bide.amqp.url import BrokerUrl
 from bide.client.broker_state import BrokerState
-from bide.errors import TargetNotFoundError
+from bide.errors import QueueBusyError, TargetNotFoundError
 from bide.topology import Queue, Topology
 from tests.timeouts import TIMEOUT
 
@@ -75,9 +75,13 @@ async def delete_bound(client: bide.Client, connection: Connection, *queues: str
 
 
 async def ready(connection: Connection, queue: str) -> int:
-    """Ready messages in a queue."""
-    async with await connection.channel() as channel:
-        return int((await queue_counts(channel, queue)).message_count)
+    """Ready messages in a queue, which is asked again while it is too busy to count."""
+    async with await connection.channel() as channel, asyncio.timeout(TIMEOUT):
+        while True:
+            try:
+                return int((await queue_counts(channel, queue)).message_count)
+            except QueueBusyError:
+                await asyncio.sleep(0.05)  # before the next question
 
 
 @asynccontextmanager

@@ -395,10 +395,13 @@ async def test_a_broker_that_stops_answering_ends_the_bulk_publish_in_time(vhost
                 proxy.stall()
             yield message
 
-    # On a busy machine, a confirm may take a second.
     async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="3s") as client:
         async with asyncio.timeout(MAX_LATENESS.total_seconds()):
-            known, error = await collect_results(client.publish_many(source(), window=100))
+            while True:
+                known, error = await collect_results(client.publish_many(source(), window=100))
+                # On a busy machine, a confirm may take as long before that: begin again.
+                if not proxy.moving.is_set():
+                    break
         assert len(known) >= 50
         assert error is not None
         assert "no confirm within 3 s" in str(error)
@@ -434,7 +437,9 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
         await client.publish(b"", to=queue, message_id=LAST)
     assert error is None
     assert len(known) == 1_000
-    assert Counter((one.status, one.attempts) for one in known.values()).keys() == {("confirmed", 1), ("confirmed", 2)}
+    assert {one.status for one in known.values()} == {"confirmed"}
+    # More than twice if the machine pauses for the two seconds after which these heartbeats count as missing.
+    assert {1, 2} <= {one.attempts for one in known.values()}
     there = await found(vhost.url, queue)
     assert there.keys() == known.keys() | {LAST}
     assert all(there[name] <= one.attempts for name, one in known.items())

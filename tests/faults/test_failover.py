@@ -140,11 +140,13 @@ async def test_pauses_between_moves_grow(
     hosts: tuple[Proxy, Proxy], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pause = 4.0
-    for name, value in (("PROBE_AFTER", 0.4), ("PROBE_ANSWER", 1.0), ("LEAVE_AFTER", 0.8), ("FIRST_PAUSE", pause)):
-        monkeypatch.setattr(f"bide.client.failover.{name}", value)
+    monkeypatch.setattr("bide.client.failover.FIRST_PAUSE", pause)
     begun = moves.total()
     async with bide.connect(url_of(*hosts), infrastructure=CLOCK) as client:
         queue = await prepared(client)
+        # Not before: a busy broker could take as long to declare the queue.
+        for name, value in (("PROBE_AFTER", 0.4), ("PROBE_ANSWER", 1.0), ("LEAVE_AFTER", 0.8)):
+            monkeypatch.setattr(f"bide.client.failover.{name}", value)
         for used, other in (hosts, hosts[::-1], hosts):
             used.stall()
             await client.publish(b"", to=queue)
@@ -268,7 +270,8 @@ async def test_without_confirms_from_any_node_the_error_names_the_lost_majority(
 ) -> None:
     first, second = hosts
     before = moves.copy()
-    async with bide.connect(url_of(first, second), infrastructure=CLOCK, timeout="15s") as client:
+    # A client needs up to 9 s to find out, and longer while it gets no processor time.
+    async with bide.connect(url_of(first, second), infrastructure=CLOCK, timeout="22s") as client:
         queue = await prepared(client)
         first.rewrite = second.rewrite = without_confirms
         with pytest.raises(
@@ -324,7 +327,7 @@ async def test_a_node_that_blocks_publishers_is_not_left(dedicated: DedicatedBro
 @pytest.mark.slow
 async def test_a_single_host_is_not_left(vhost: Vhost, proxy: Proxy) -> None:
     before = moves.copy()
-    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="10s") as client:
+    async with bide.connect(proxy.url, infrastructure=CLOCK, timeout="22s") as client:
         queue = await prepared(client)
         proxy.rewrite = without_confirms
         # It may be a broker of one node, which has no majority to lose.
@@ -339,7 +342,7 @@ async def test_a_node_with_all_channels_in_use_is_not_taken_for_silent(hosts: tu
     first, second = hosts
     before = moves.copy()
     url = f"{url_of(first, second)}&heartbeat=60"
-    async with bide.connect(url, infrastructure=CLOCK, timeout="12s") as client:
+    async with bide.connect(url, infrastructure=CLOCK, timeout="22s") as client:
         queue = await prepared(client)
         connection = await connection_of(client)
         connection.channel_max = 5
