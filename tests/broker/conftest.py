@@ -19,15 +19,37 @@ from bide.local_broker import LocalBroker
 from bide.management.api import ManagementApi
 from tests.broker.receiving import connected
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 SMALL_CLOCK = bide.Clock(max_delay=timedelta(seconds=20), resolution=timedelta(milliseconds=50))
 """39 digit queues instead of 370: it is applied in a moment, and differs from the full one in nothing else."""
+
+HOURS = bide.Clock(max_delay=timedelta(hours=20), resolution=timedelta(hours=1))
+"""20 digit queues, for messages that still wait when a slow test ends."""
 
 _TIMEOUT = "dead_letter_worker_publisher_confirm_timeout"
 STOCK = {"dead_letter_worker_consumer_prefetch": 32, _TIMEOUT: 180_000}
 """What RabbitMQ does where nothing is configured: 32 messages that nothing takes stop a queue, for three minutes."""
 
 _numbers = itertools.count(1)
+
+
+@pytest.fixture(autouse=True)
+def patient_clients() -> Iterator[None]:
+    """Clients in this process allow for a machine that stands still for half a minute.
+
+    They lose no connection then, and go on with what they know of the broker: looking again after 30 s, they would find
+    what a test has deleted behind their backs. And they wait longer for the management API, without which error queues
+    and endpoints only assume a delivery limit.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bide.amqp.url.DEFAULT_HEARTBEAT", 0)
+        for module in ("addresses", "broker_state", "declared_infrastructure"):
+            patch.setattr(f"bide.client.{module}.REBIND_AFTER", timedelta(seconds=2 * TIMEOUT))
+        patch.setattr("bide.integrations.delays.REBIND_AFTER", 2 * TIMEOUT)
+        patch.setattr("bide.error_queues.delivery_count._MANAGEMENT_TIMEOUT", TIMEOUT)
+        patch.setattr("bide.endpoint.startup._MANAGEMENT_TIMEOUT", TIMEOUT)
+        yield
 
 
 @pytest.fixture(scope="module")
