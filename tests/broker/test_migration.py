@@ -44,6 +44,12 @@ TRIES = 5
 HEADERS = {"colour": "grün", "size": 7, "deep": {"list": [1, "two", None]}, "big": 2**40}
 
 
+@pytest.fixture(autouse=True)
+def patient_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Migrations wait longer for the counts of the management API, which come every few seconds, or later."""
+    monkeypatch.setattr("bide.migration.migration._RECOUNT", 60.0)
+
+
 @dataclass
 class Sent:
     """What was sent, and what of it came."""
