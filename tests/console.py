@@ -146,8 +146,8 @@ class Window:
     def click(self, text: str, within: str = "main") -> None:
         buttons = f"[...document.querySelectorAll('{within} button')]"
         found = f"{buttons}.find(one => one.innerText.trim() === {json.dumps(text)})"
-        self.wait(f"!!({found})")
-        self._browser.evaluate(f"{found}.click()")
+        # In one step: the page may be drawn again between two.
+        self.wait(f"(one => !!one && (one.click(), true))({found})")
 
 
 def press(chromium: Browser, key: str) -> None:

@@ -38,6 +38,13 @@ STOCK = {"dead_letter_worker_consumer_prefetch": 32, _TIMEOUT: 180_000}
 _numbers = itertools.count(1)
 
 
+@pytest.fixture(autouse=True)
+def patient_with_the_management_api(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Error queues and endpoints wait for the answer of a busy API, and do not assume a delivery limit."""
+    monkeypatch.setattr("bide.error_queues.delivery_count._MANAGEMENT_TIMEOUT", TIMEOUT)
+    monkeypatch.setattr("bide.endpoint.startup._MANAGEMENT_TIMEOUT", TIMEOUT)
+
+
 @pytest.fixture(scope="module")
 def stock_dead_lettering(broker: LocalBroker) -> Iterator[None]:
     """Dead-letter workers that start while a module runs have RabbitMQ's defaults, and not those of private brokers."""

@@ -186,7 +186,7 @@ async def test_a_server_does_not_reply_where_the_caller_may_not_write(vhost: Vho
         (reply,) = await receive(client, "replies.1", 1)
         assert reply.body == b"yes"
         async with Caller(client) as caller:
-            assert (await caller.call(b"direct", to="requests", timeout="60s")).body == b"direct"
+            assert (await caller.call(b"direct", to="requests", timeout=timedelta(seconds=TIMEOUT))).body == b"direct"
         connection = await Connection.open(BrokerUrl.parse(vhost.url))
         assert await ready(connection, "salaries") == 0
         await connection.close()

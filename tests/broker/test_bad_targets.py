@@ -96,22 +96,33 @@ async def test_an_undeliverable_message_has_its_target_in_its_headers(
 
 
 async def test_a_recreated_queue_is_bound_again(clock_url: str, connection: Connection) -> None:
+    for delay in ("5s", "10s", "19s"):
+        if await is_bound_before_a_message_is_due(clock_url, connection, delay):
+            return
+    pytest.fail("the machine was too slow each time")
+
+
+async def is_bound_before_a_message_is_due(url: str, connection: Connection, delay: str) -> bool:
+    """Declare a queue anew while a message for it waits; False if the message was due before the queue was bound."""
     queue = fresh("again")
-    async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as first:
+    async with bide.connect(url, infrastructure=SMALL_CLOCK) as first:
         await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
         await first.bind(queue)
         channel = await connection.channel()
         await channel.purge_queue(SMALL_CLOCK.undeliverable)
         # This client binds the queue anew, as every client does at its first message and every 30 s.
-        async with bide.connect(clock_url, infrastructure=SMALL_CLOCK) as second:
-            # Due after the queue has been declared and bound anew, on a busy machine too.
-            await first.publish(b"lost binding", to=queue, delay="8s")
+        async with bide.connect(url, infrastructure=SMALL_CLOCK) as second:
+            receipt = await first.publish(b"lost binding", to=queue, delay=delay)
             await channel.delete_queue(queue)
             await first.declare(bide.Topology(queues=[bide.Queue.quorum(queue)]))
             await second.publish(b"later", to=queue, delay="50ms")
+            assert receipt.due is not None
+            if second.now() >= receipt.due:
+                return False
             messages = await receive(second, queue, 2)
     assert {message.body for message in messages} == {b"lost binding", b"later"}
     assert await ready(connection, SMALL_CLOCK.undeliverable) == 0
+    return True
 
 
 async def test_a_full_isolated_queue_does_not_delay_others(client: bide.Client, connection: Connection) -> None:

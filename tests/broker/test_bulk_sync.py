@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import Future
+from datetime import timedelta
 
 import pytest
 
@@ -31,7 +32,10 @@ def queue(clock_url: str) -> str:
 def received(url: str, queue: str, number: int) -> list[SyncMessage]:
     """Receive exactly ``number`` messages."""
     found: list[SyncMessage] = []
-    with bide.connect_sync(url) as client, client.consume(queue, timeout="60s", prefetch=2_000) as messages:
+    with (
+        bide.connect_sync(url) as client,
+        client.consume(queue, timeout=timedelta(seconds=TIMEOUT), prefetch=2_000) as messages,
+    ):
         for message in messages:
             found.append(message)
             message.ack()

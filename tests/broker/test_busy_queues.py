@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,14 +22,18 @@ from tests.broker.schedule_log import NAMES, gating, wait_for_leaders
 from tests.broker.workers import at_work
 from tests.faults.proxy import Proxy
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 QUEUE = bide.Topology(queues=[bide.Queue.quorum("q")])
+
+PATIENCE = timedelta(seconds=TIMEOUT)
+"""The timeout of clients: on a slow machine, a busy queue is counted 20 times in more than the usual 30 s."""
 
 
 @pytest.fixture
 async def client(vhost: Vhost) -> AsyncIterator[bide.Client]:
     """A client, with a queue of three messages."""
-    async with bide.connect(vhost.url) as client:
+    async with bide.connect(vhost.url, timeout=PATIENCE) as client:
         await client.declare(QUEUE)
         for number in range(3):
             await client.publish(b"x", to="q", message_id=f"{number}")
@@ -86,7 +91,7 @@ async def test_a_queue_that_stays_busy_is_not_taken_for_an_empty_one(client: bid
 
 
 async def test_a_slow_connection_is_not_taken_for_a_busy_queue(vhost: Vhost) -> None:
-    async with Proxy(vhost.url) as proxy, bide.connect(proxy.url) as client:
+    async with Proxy(vhost.url) as proxy, bide.connect(proxy.url, timeout=PATIENCE) as client:
         await client.declare(QUEUE)
         proxy.lag = 0.4
         assert await client.message_count("q") == 0
@@ -99,7 +104,7 @@ async def test_counting_over_a_slow_connection_needs_no_other_permission(vhost: 
     vhost.broker.add_user(name, "secret")
     vhost.broker.set_permissions(vhost.name, name, configure="^q$", write="^q$", read="^q$")
     url = vhost.broker.vhost_url(vhost.name, user=name, password="secret")
-    async with Proxy(url) as proxy, bide.connect(proxy.url) as client:
+    async with Proxy(url) as proxy, bide.connect(proxy.url, timeout=PATIENCE) as client:
         await client.declare(QUEUE)
         proxy.lag = 0.4
         assert await client.message_count("q") == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import AsyncIterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +18,7 @@ from bide.check.plan import ALL_WORKLOADS, CheckPlan
 from bide.check.recorder import Draft, Recorder
 from bide.check.run import run_check
 from bide.check.site import VHOST, OneNode
+from bide.check.workloads.base import CheckWorkload
 from bide.check.workloads.queues import QueuesWorkload
 from bide.errors import InvalidInputError
 from bide.local_broker import LocalBroker
@@ -26,6 +28,24 @@ from tests.timeouts import TIMEOUT
 SHORT = timedelta(seconds=1)
 ANY_LATENESS = timedelta(seconds=TIMEOUT)
 """These tests do not measure time."""
+
+LEAST = 10
+"""Messages that a workload sends, even if the machine stands still for the duration of the plan."""
+
+
+@pytest.fixture(autouse=True)
+def enough_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workloads send :data:`LEAST` messages each, or more."""
+    pace = CheckWorkload.pace
+
+    async def at_least(workload: CheckWorkload) -> AsyncIterator[int]:
+        async for number in pace(workload):
+            yield number
+        while workload._sent < LEAST:
+            yield workload._sent
+            workload._sent += 1
+
+    monkeypatch.setattr(CheckWorkload, "pace", at_least)
 
 
 async def check(broker: LocalBroker, folder: Path, plan: CheckPlan) -> Verdict:

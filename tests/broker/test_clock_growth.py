@@ -19,7 +19,7 @@ from bide.amqp.url import BrokerUrl
 from bide.error_queues.undeliverable import resend
 from bide.errors import DeclarationMismatchError, NotAppliedError, NotEmptyError
 from bide.management.api import ManagementApi
-from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.conftest import LONG_CLOCK, SMALL_CLOCK
 from tests.broker.receiving import connection_of, eventually, ready, receive, state_of
 from tests.support import Vhost
 
@@ -237,7 +237,7 @@ async def test_a_message_that_came_back_is_not_in_doubt(
     await install(connection, SMALL_CLOCK)
     messages = [bide.OutgoingMessage(b"", to="q", delay="50ms")]
     # Not due when it has come back: a message that is due needs no delay queue.
-    late = [bide.OutgoingMessage(b"", to="q", delay="9s")]
+    late = [bide.OutgoingMessage(b"", to="q", delay="19s")]
     async with bide.connect(modest_url) as modest:
         await modest.publish_many(messages)
         await modest.publish(b"", to="q", delay="50ms")
@@ -245,7 +245,7 @@ async def test_a_message_that_came_back_is_not_in_doubt(
         async with await connection.channel() as channel:
             await channel.delete_exchange("bide.v1.s")
         with pytest.raises(NotAppliedError, match="every delay needs are missing"):
-            await modest.publish(b"", to="q", delay="9s")
+            await modest.publish(b"", to="q", delay="19s")
     async with bide.connect(modest_url) as modest:
         await client.publish(b"", to="q", delay="50ms")
         await modest.publish_many(messages)
@@ -370,16 +370,16 @@ async def test_a_queue_limit_fails_the_publish_instead_of_losing_it(vhost: Vhost
 async def test_install_declares_the_complete_mark_and_destroy_removes_it(
     vhost: Vhost, client: bide.Client, connection: Connection
 ) -> None:
-    mark = bide.Topology([SMALL_CLOCK.complete_mark])
-    await apply(connection, SMALL_CLOCK.topology())
+    mark = bide.Topology([LONG_CLOCK.complete_mark])
+    await apply(connection, LONG_CLOCK.topology())
     assert not await exists(connection, mark)
-    await install(connection, SMALL_CLOCK)
+    await install(connection, LONG_CLOCK)
     assert await exists(connection, mark)
-    await client.publish(b"", to="q", delay="20s")
+    await client.publish(b"", to="q", delay="5m")
     with pytest.raises(NotEmptyError):
-        await remove(connection, SMALL_CLOCK, None)
+        await remove(connection, LONG_CLOCK, None)
     assert await exists(connection, mark), "nothing was removed"
-    await remove(connection, SMALL_CLOCK, None, force=True)
+    await remove(connection, LONG_CLOCK, None, force=True)
     assert not await exists(connection, mark)
     assert queues_of(vhost) == set()
 

@@ -16,7 +16,7 @@ from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.errors import InvalidDelayError, NotAppliedError, NotEmptyError
 from bide.topology import Queue
-from tests.broker.conftest import SMALL_CLOCK
+from tests.broker.conftest import LONG_CLOCK, SMALL_CLOCK
 from tests.broker.receiving import eventually, fresh, ready, receive
 
 if TYPE_CHECKING:
@@ -97,19 +97,19 @@ async def test_two_prefixes_are_separate(vhost: Vhost) -> None:
 
 async def test_destroy_removes_only_its_own_queues(vhost: Vhost) -> None:
     connection = await Connection.open(BrokerUrl.parse(vhost.url))
-    other = replace(SMALL_CLOCK, prefix="other")
-    await apply(connection, SMALL_CLOCK.topology())
+    other = replace(LONG_CLOCK, prefix="other")
+    await apply(connection, LONG_CLOCK.topology())
     await apply(connection, other.topology())
-    async with bide.connect(vhost.url, infrastructure=SMALL_CLOCK) as client:
+    async with bide.connect(vhost.url, infrastructure=LONG_CLOCK) as client:
         await client.declare(bide.Topology(queues=[bide.Queue.quorum("q")]))
-        await client.publish(b"waiting", to="q", delay="20s")
-    with pytest.raises(NotEmptyError, match=r"1 message waits in bide\.v1\.s20 \(1\)"):
-        await destroy(connection, SMALL_CLOCK.topology())
-    removed = await destroy(connection, SMALL_CLOCK.topology(), force=True)
-    assert (removed.queues, removed.messages) == (len(SMALL_CLOCK.topology().queues), 1)
+        await client.publish(b"waiting", to="q", delay="5m")
+    with pytest.raises(NotEmptyError, match=r"1 message waits in bide\.v1\.m5 \(1\)"):
+        await destroy(connection, LONG_CLOCK.topology())
+    removed = await destroy(connection, LONG_CLOCK.topology(), force=True)
+    assert (removed.queues, removed.messages) == (len(LONG_CLOCK.topology().queues), 1)
     assert await ready(connection, "q") == 0
     assert await ready(connection, other.undeliverable) == 0
-    again = await destroy(connection, SMALL_CLOCK.topology())
+    again = await destroy(connection, LONG_CLOCK.topology())
     assert again.queues == 0
     await connection.close()
 

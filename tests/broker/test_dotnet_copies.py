@@ -91,7 +91,7 @@ class DotnetEndpoint:
 @pytest.fixture
 async def dotnet(vhost: Vhost) -> AsyncIterator[DotnetEndpoint]:
     """The endpoint, with delayed delivery off."""
-    endpoint = await asyncio.to_thread(DotnetEndpoint, vhost.url)
+    endpoint = await asyncio.to_thread(DotnetEndpoint, vhost.idle_url)
     yield endpoint
     await asyncio.to_thread(endpoint.close)
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,9 @@ async def test_an_endpoint_delivers_and_handles_its_schedules(vhost: Vhost, tmp_
     async def remind(message: bide.Message) -> None:
         await handled.put((message.key, message.body))
 
-    async with bide.connect(vhost.url) as client, asyncio.timeout(TIMEOUT):
+    # A cancel waits for the gate to start.
+    patient = bide.connect(vhost.url, timeout=timedelta(seconds=TIMEOUT))
+    async with patient as client, asyncio.timeout(TIMEOUT):
         running = asyncio.create_task(app.run(client))
         await client.schedule(b"x", key="invoice:42", to="reminders", delay="1s")
         await client.schedule(b"paid", key="invoice:43", to="reminders", delay="1h")

@@ -340,14 +340,18 @@ async def test_a_gate_works_with_the_permissions_of_the_documentation(
             for key, target in (("b", "q:gone"), ("c", "q:forbidden")):
                 await log.add(key, target)
             await eventually(has_counted(gate, delivered=1, undeliverable=2))
-            # A quarter of the retention: the gate carries the state forward, and frees the room.
+            # After a quarter of the retention, the gate carries the state forward, and frees the room.
             room = f"room.{partition_of('much')}"
             await log.channel.publish(exchange=NAMES.operations, routing_key=room, values={}, body=b"reservation")
             await asyncio.gather(*(log.add("much", "q:mails", 3_600_000, body=bytes(20_000)) for _ in range(20)))
 
             async def room_is_freed() -> bool:
-                return await ready_at(vhost.url, NAMES.room(partition_of("much"))) == 0
+                if await ready_at(vhost.url, NAMES.room(partition_of("much"))) == 0:
+                    return True
+                # Part of it may have been appended during the snapshot, too much to free the room after it.
+                await log.add("much", "q:mails", 3_600_000, body=bytes(20_000))
+                return False
 
-            await eventually(room_is_freed)
+            await eventually(room_is_freed, step=1)
     finally:
         vhost.broker.delete_user("gate")

@@ -38,7 +38,16 @@ PLACES = Topology(
     [Queue.quorum("orders.eu"), Queue.quorum("events")],
     [Binding("shop", "events", "order.*")],
 )
+TRIES = 5
+"""Attempts at a migration that has to begin before a message is due in seconds."""
+
 HEADERS = {"colour": "grün", "size": 7, "deep": {"list": [1, "two", None]}, "big": 2**40}
+
+
+@pytest.fixture(autouse=True)
+def patient_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Migrations wait longer for the counts of the management API, which come every few seconds, or later."""
+    monkeypatch.setattr("bide.migration.migration._RECOUNT", 60.0)
 
 
 @dataclass
@@ -151,11 +160,13 @@ async def migrated(vhost: Vhost, source: str, target: str) -> None:
         sent = await send(vhost.url, before, 200, (6, 13))
         async with receiving(vhost.url, sent):
             done = await make(vhost, before, after).run()
+            ended = datetime.now(UTC)
             assert done.is_finished
             assert (done.left, dict(done.set_aside), done.redelivered) == ({}, {}, 0)
             # Those that were due before the migration took them came from the old infrastructure.
             assert done.taken.total() == done.moved
-            assert done.moved > 100
+            # A slow machine has fewer for it.
+            assert 2 * done.moved >= sum(due > ended for due in sent.due.values())
     sent.check()
     assert set(sent.ids.values()) == {1}
     # A due time does not fit the level of a message that a busy broker keeps there for more than 2 s too long.
@@ -210,17 +221,22 @@ async def test_a_retry_of_nservicebus_waits_for_its_own_delay(vhost: Vhost) -> N
     """The .NET tool counts from TimeSent, which a retry copies, and would deliver it at once."""
     v1 = bide.NServiceBus(version=1, routing="direct")
     await put(vhost, v1, SMALL_CLOCK, queues=["Sales"])
-    now = datetime.now(UTC)
-    long_ago = now - timedelta(hours=1)
-    headers = {
-        **nservicebus_headers("raw", long_ago, deliver_at=long_ago + timedelta(seconds=5)),
-        "NServiceBus.Retries": "1",
-        "NServiceBus.Retries.Timestamp": format_timestamp(now),
-        HEADER_DELAY: 9,
-    }
     route = v1.route(timedelta(seconds=9), QueueTarget("Sales"))
-    await publish_raw(vhost, route.exchange, route.routing_key, headers)
-    done = await make(vhost, v1, SMALL_CLOCK).run()
+    for _ in range(TRIES):
+        now = datetime.now(UTC)
+        long_ago = now - timedelta(hours=1)
+        headers = {
+            **nservicebus_headers("raw", long_ago, deliver_at=long_ago + timedelta(seconds=5)),
+            "NServiceBus.Retries": "1",
+            "NServiceBus.Retries.Timestamp": format_timestamp(now),
+            HEADER_DELAY: 9,
+        }
+        await publish_raw(vhost, route.exchange, route.routing_key, headers)
+        done = await make(vhost, v1, SMALL_CLOCK).run()
+        if done.moved:
+            break
+        # The machine stood still until the message was due.
+        await received(vhost, "Sales", 1)
     assert (done.moved, done.uncertain, done.longest_uncertainty) == (1, 1, timedelta(seconds=1))
     (message,) = await received(vhost, "Sales", 1)
     assert message.due is not None
@@ -234,10 +250,15 @@ async def test_a_message_without_a_due_time_is_late_by_its_level_at_most(vhost: 
     await put(vhost, celery, SMALL_CLOCK, queues=["mails"])
     delay = timedelta(seconds=16)
     route = celery.route(delay, QueueTarget("mails"))
-    await publish_raw(vhost, route.exchange, route.routing_key, {})
-    before = datetime.now(UTC)
-    done = await make(vhost, celery, SMALL_CLOCK).run()
-    after = datetime.now(UTC)
+    for _ in range(TRIES):
+        await publish_raw(vhost, route.exchange, route.routing_key, {})
+        before = datetime.now(UTC)
+        done = await make(vhost, celery, SMALL_CLOCK).run()
+        after = datetime.now(UTC)
+        if done.moved:
+            break
+        # The machine stood still until the message was due.
+        await received(vhost, "mails", 1)
     # The message can have been sent when it was taken, and up to 16 s before.
     assert (done.moved, done.uncertain, done.longest_uncertainty) == (1, 1, delay)
     (message,) = await received(vhost, "mails", 1)

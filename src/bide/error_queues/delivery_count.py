@@ -25,6 +25,9 @@ _MARGIN: Final = 2
 _WINDOW: Final = 200
 """How many copies may be unconfirmed at the same time."""
 
+_MANAGEMENT_TIMEOUT: Final = 5.0
+"""Seconds to wait for the management API; without it, the delivery limit is only assumed."""
+
 _warned: Final = BoundedCache[tuple[object, ...], bool]()
 """Queues for which this process has logged that their delivery limit is unknown. A command reads a queue repeatedly."""
 
@@ -70,7 +73,7 @@ class DeliveryCountReset:
         """
         release, url = await client.release(), client.url
         try:
-            async with asyncio.timeout(5), management_api(url, management_url) as api:
+            async with asyncio.timeout(_MANAGEMENT_TIMEOUT), management_api(url, management_url) as api:
                 found = await api.queue(url.vhost, queue)
                 limit = await delivery_limit(api, url.vhost, queue, release=release)
         except (ManagementApiError, TimeoutError) as error:

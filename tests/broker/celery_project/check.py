@@ -115,19 +115,32 @@ def other_queues() -> None:
 
 
 def expiry() -> None:
-    # Without the adapter, the broker drops a message that no worker has received when it expires.
-    expired = remind.apply_async(countdown=12, expires=10)
     in_time = remind.apply_async(countdown=DELAY, expires=DELAY + TIMEOUT)
-    value(in_time)
-    wait_until(lambda: expired.state == "REVOKED", "a task that expired is revoked")
+    # Without the adapter, the broker drops a message that no worker has received when it expires.
+    for seconds in (10, 40, 130):
+        expired = remind.apply_async(countdown=seconds + 2, expires=seconds)
+        dropped_at = time.time() + seconds + 60
+        wait_until(
+            lambda task=expired, end=dropped_at: task.state == "REVOKED" or time.time() > end,
+            "a task that expired is revoked",
+        )
+        if expired.state == "REVOKED":
+            value(in_time)
+            return
+    raise AssertionError("tasks that expired were not revoked")
 
 
 def revoking() -> None:
     """Workers remember what was revoked, and discard it when it is due."""
-    # A busy worker hears of it late. The check of the expiry takes longer than this countdown.
-    revoked = remind.apply_async(countdown=10)
-    revoked.revoke()
-    wait_until(lambda: revoked.state == "REVOKED", "a task that was revoked is discarded")
+    # A busy worker may hear of it only after the task has run. The check of the expiry takes longer than the first
+    # countdown.
+    for seconds in (10, 30, 90):
+        revoked = remind.apply_async(countdown=seconds)
+        revoked.revoke()
+        wait_until(lambda task=revoked: task.state in {"REVOKED", "SUCCESS"}, "a task that was revoked is discarded")
+        if revoked.state == "REVOKED":
+            return
+    raise AssertionError("tasks that were revoked have run")
 
 
 def priorities() -> None:
