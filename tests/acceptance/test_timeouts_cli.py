@@ -180,7 +180,12 @@ LONG_NUMBER = NUMBER or 60_000
 
 
 @pytest.mark.parametrize(
-    "database_server", ["postgresql", pytest.param("mysql", marks=pytest.mark.long)], indirect=True
+    ("database_server", "infrastructure", "layout"),
+    [
+        pytest.param("postgresql", INFRASTRUCTURE, LAYOUT, id="postgresql to nservicebus"),
+        pytest.param("mysql", bide.Clock(), ("--to-layout", "clock"), marks=pytest.mark.long, id="mysql to clock"),
+    ],
+    indirect=["database_server"],
 )
 @pytest.mark.parametrize(
     ("number", "kills", "ahead", "period"),
@@ -200,13 +205,15 @@ async def test_a_killed_migration_loses_nothing_and_counts_what_may_come_twice(
     held_program: Program,
     vhost: Vhost,
     store: Store,
+    infrastructure: bide.NServiceBus | bide.Clock,
+    layout: tuple[str, ...],
     number: int,
     kills: int,
     ahead: int,
     period: int,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    command = ("timeouts", "migrate", "--all", *LAYOUT, "--past", "send", "--json")
+    command = ("timeouts", "migrate", "--all", *layout, "--past", "send", "--json")
     store.create("Billing")
 
     with store.counting("Billing") as billing, store.counting("Sales") as sales:
@@ -214,7 +221,7 @@ async def test_a_killed_migration_loses_nothing_and_counts_what_may_come_twice(
         def stored() -> int:
             return billing() + sales()
 
-        async with endpoints(vhost, INFRASTRUCTURE, *ENDPOINTS) as client:
+        async with endpoints(vhost, infrastructure, *ENDPOINTS) as client:
             first = later(seconds=ahead)
             due = [first + timedelta(seconds=period * place // number) for place in range(number)]
             for start in range(0, number, 10_000):
@@ -246,7 +253,7 @@ async def test_a_killed_migration_loses_nothing_and_counts_what_may_come_twice(
             assert (run["status"], sent, claimed) == ("completed", number, 0)
             assert not any(one["left"] for one in run["endpoints"])
             await while_progressing(arrivals.counts.total, lambda _: len(arrivals.counts) == number, due[-1])
-            waiting = Migration(vhost.url, INFRASTRUCTURE, bide.Clock(), allow=[])
+            waiting = Migration(vhost.url, infrastructure, bide.Celery(), allow=[])
 
             async def is_empty() -> bool:
                 return not any(one.messages for one in await waiting.count())
@@ -263,8 +270,8 @@ async def test_a_killed_migration_loses_nothing_and_counts_what_may_come_twice(
     late = sorted(arrivals.late)
     with capsys.disabled():
         sys.stdout.write(
-            f"\n{number} timeouts in {store.server.scheme}, {kills} kills: none lost, early, changed or at the wrong "
-            f"endpoint; {repeated} came twice, {counted} counted as perhaps sent twice; "
+            f"\n{number} timeouts from {store.server.scheme} to {infrastructure.name}, {kills} kills: none lost, "
+            f"early, changed or at the wrong endpoint; {repeated} came twice, {counted} counted as perhaps sent twice; "
             f"{number / (ended - begun):.0f}/s with the kills, {before / (ended - restarted):.0f}/s in the last run, "
             f"which moved {before}; all sent {'before' if is_in_time else 'AFTER'} the first was due; late by "
             f"{late[number // 2]:.1f} s (median), {late[number * 99 // 100]:.1f} s (99 %), {late[-1]:.1f} s (at most)\n"
