@@ -34,7 +34,7 @@ from bide.relay import Relay, Relayed
 from bide.relay.decision import HEADER_DELAY
 from bide.topology import Binding, Exchange, Queue, Topology
 from tests.broker.conftest import limit_messages
-from tests.broker.receiving import connected, eventually, ready, receive
+from tests.broker.receiving import eventually, ready, receive
 from tests.broker.workers import at_work
 from tests.leaks import no_leaks
 from tests.relay_process import Process, relay
@@ -108,8 +108,9 @@ async def client(vhost: Vhost, quiet: None) -> AsyncIterator[bide.Client]:
 @pytest.fixture
 async def connection(vhost: Vhost, quiet: None) -> AsyncIterator[Connection]:
     """A bare connection, for what a client of others does."""
-    async with connected(vhost.url) as connection:
-        yield connection
+    connection = await Connection.open(BrokerUrl.parse(vhost.url))
+    yield connection
+    await connection.close()
 
 
 @asynccontextmanager
@@ -499,15 +500,13 @@ async def test_a_delay_of_27_seconds_passes_the_documented_hops(walk: Walk) -> N
     """Levels of 1, 2, 4 and 8 seconds: 27, 19 and 11 seconds to go, then ``1.0.1.1``; the routing key is restored.
 
     If the machine delays the relay, less time is left at each turn, and after some seconds of delay a round is missing.
-    After eleven seconds or more, the message may be due at the last turn, and passes no level.
     """
     out, _ = await asyncio.to_thread(walk.receiver.communicate, timeout=TIMEOUT)
     assert 0 <= json.loads(out)["lateness_ms"] < MAX_LATENESS.total_seconds() * 1000
     done = walk.process.stop()
-    rounds, delayed = done.pop("rounds"), done.pop("delayed")
+    rounds = done.pop("rounds")
     assert rounds in (1, 2)
-    assert delayed in (0, 1)
-    assert done == {"delivered": 1, "refused": 0, "undeliverable": 0}
+    assert done == {"delayed": 1, "delivered": 1, "refused": 0, "undeliverable": 0}
     async with bide.connect(walk.url) as client:
         (message,) = await receive(client, "copy", 1)
         assert message.sent_at is not None
@@ -524,8 +523,6 @@ async def test_a_delay_of_27_seconds_passes_the_documented_hops(walk: Walk) -> N
         assert all(8_000 <= one <= 11_000 for one in third)
         assert {one.raw.routing_key for one in checked_in} == {"my-key"}
         assert [_waited(one) for one in checked_in] == [set(), *[{FOUR.meditating}] * rounds]
-        if not delayed:
-            return
         (last,) = await receive(client, "level-0", 1)
         way = last.raw.routing_key
         rest = int(way.replace(".", ""), base=2)

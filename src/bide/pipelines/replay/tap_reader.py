@@ -244,10 +244,10 @@ async def read_copies(
                     end = await end_of(connection, stream, max_wait=_TIMEOUT, quiet=_QUIET, wanted=remaining[0])
                     if end is not None and end <= remaining[0]:
                         return
-                    asked = time.monotonic()
                     if delivery is None and end is not None:
-                        # The broker or this process has paused: the stream has the message, so it will arrive.
+                        # The stream goes on beyond this offset, so a message will come: something has paused.
                         delivery = await next_of(subscription, _TIMEOUT)
+                    asked = time.monotonic()
                 if delivery is None:
                     raise ConnectionLostError(
                         f"the broker sent nothing of the stream {stream} for {_QUIET:g} s, and the stream is not "
