@@ -32,7 +32,7 @@ KILLERS = (120, 700)
 KILL_AT = (150, 450)
 RESTART_BROKER_AT = 300
 FIRST = 600
-"""Messages that are sent at first. The others are sent after the last fault, so that the work is not over before it."""
+"""Messages that are sent at first. The others are sent after the last fault, so that there is work left for it."""
 LONGEST = 800.0
 MOST_STARTS = 40
 

@@ -38,8 +38,8 @@ async def test_a_relay_killed_between_consume_and_confirm_loses_nothing(vhost: V
         connection = await Connection.open(BrokerUrl.parse(vhost.idle_url))
         with relay(vhost, *options) as frozen:
             if at_target:
-                # Long enough for all of them to be in the levels when it is frozen, on a slow machine too: they leave
-                # the first one after 32 s.
+                # Long enough for all of them to be in the levels when it is frozen, on a slow machine too: they wait
+                # for 32 s in the first one.
                 await client.publish_many(bide.OutgoingMessage(f"{n}", to="orders", delay="40s") for n in range(count))
 
                 async def delayed() -> bool:

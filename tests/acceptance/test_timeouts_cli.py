@@ -253,6 +253,7 @@ async def test_a_killed_migration_loses_nothing_and_counts_what_may_come_twice(
             assert (run["status"], sent, claimed) == ("completed", number, 0)
             assert not any(one["left"] for one in run["endpoints"])
             await while_progressing(arrivals.counts.total, lambda _: len(arrivals.counts) == number, due[-1])
+            # It only counts. Its target has to be another infrastructure.
             waiting = Migration(vhost.url, infrastructure, bide.Celery(), allow=[])
 
             async def is_empty() -> bool:

@@ -88,7 +88,7 @@ async def ready(connection: Connection, queue: str) -> int:
 async def connected(url: str) -> AsyncIterator[Connection]:
     """A bare connection, for what a client does not do.
 
-    Nothing opens it again, so it outlives a pause of the test, and of the broker.
+    Nothing reconnects it. So it has no heartbeats and a long timeout, and no pause of the test closes it.
     """
     patient = replace(BrokerUrl.parse(url), heartbeat=0, timeout=timedelta(seconds=TIMEOUT))
     connection = await Connection.open(patient)

@@ -118,6 +118,11 @@ async def is_bound_before_a_message_is_due(url: str, connection: Connection, del
             await second.publish(b"later", to=queue, delay="50ms")
             assert receipt.due is not None
             if second.now() >= receipt.due:
+
+                async def has_ended() -> bool:
+                    return await ready(connection, queue) + await ready(connection, SMALL_CLOCK.undeliverable) == 2
+
+                await eventually(has_ended)
                 return False
             messages = await receive(second, queue, 2)
     assert {message.body for message in messages} == {b"lost binding", b"later"}

@@ -27,7 +27,7 @@ from tests.timeouts import TIMEOUT
 QUEUE = bide.Topology(queues=[bide.Queue.quorum("q")])
 
 PATIENCE = timedelta(seconds=TIMEOUT)
-"""The timeout of clients: on a slow machine, a busy queue is counted 20 times in more than the usual 30 s."""
+"""The timeout of clients: on a slow machine, 20 attempts to count a busy queue can take more than the usual 30 s."""
 
 
 @pytest.fixture

@@ -39,11 +39,12 @@ def enough_messages(monkeypatch: pytest.MonkeyPatch) -> None:
     pace = CheckWorkload.pace
 
     async def at_least(workload: CheckWorkload) -> AsyncIterator[int]:
+        sent = 0
         async for number in pace(workload):
             yield number
-        while workload._sent < LEAST:
-            yield workload._sent
-            workload._sent += 1
+            sent += 1
+        for number in range(sent, LEAST):
+            yield number
 
     monkeypatch.setattr(CheckWorkload, "pace", at_least)
 

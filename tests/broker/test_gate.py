@@ -348,7 +348,7 @@ async def test_a_gate_works_with_the_permissions_of_the_documentation(
             async def room_is_freed() -> bool:
                 if await ready_at(vhost.url, NAMES.room(partition_of("much"))) == 0:
                     return True
-                # Part of it may have been appended during the snapshot, too much to free the room after it.
+                # The room is freed after a snapshot during which little was appended.
                 await log.add("much", "q:mails", 3_600_000, body=bytes(20_000))
                 return False
 

@@ -282,7 +282,7 @@ async def overtaken(reader: Reader) -> Any:
     async def is_trimmed() -> bool:
         return await first_offset() > 100
 
-    # RabbitMQ removes segments a moment after it has begun others, and should remove no more while they are read.
+    # RabbitMQ removes segments a moment after it has begun others. None should go while they are read.
     await asyncio.to_thread(reader.trim)
     await eventually(is_trimmed)
     start = await first_offset()

@@ -43,7 +43,7 @@ HEADERS = {"colour": "grün", "size": 7, "deep": {"list": [1, "two", None]}, "bi
 
 @pytest.fixture(autouse=True)
 def patient_migrations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Migrations wait longer for the counts of the management API, which come every few seconds, or later."""
+    """The management API counts every five seconds, but a busy one may need longer."""
     monkeypatch.setattr("bide.migration.migration._RECOUNT", 60.0)
 
 
@@ -157,13 +157,11 @@ async def migrated(vhost: Vhost, source: str, target: str) -> None:
         sent = await send(vhost.url, before, 200, (6, 13))
         async with receiving(vhost.url, sent):
             done = await make(vhost, before, after).run()
-            ended = datetime.now(UTC)
             assert done.is_finished
             assert (done.left, dict(done.set_aside), done.redelivered) == ({}, {}, 0)
             # Those that were due before the migration took them came from the old infrastructure.
             assert done.taken.total() == done.moved
-            # A slow machine has fewer for it.
-            assert 2 * done.moved >= sum(due > ended for due in sent.due.values())
+            assert done.moved > 100
     sent.check()
     assert set(sent.ids.values()) == {1}
     # A due time does not fit the level of a message that a busy broker keeps there for more than 2 s too long.
@@ -218,22 +216,17 @@ async def test_a_retry_of_nservicebus_waits_for_its_own_delay(vhost: Vhost) -> N
     """The .NET tool counts from TimeSent, which a retry copies, and would deliver it at once."""
     v1 = bide.NServiceBus(version=1, routing="direct")
     await put(vhost, v1, SMALL_CLOCK, queues=["Sales"])
+    now = datetime.now(UTC)
+    long_ago = now - timedelta(hours=1)
+    headers = {
+        **nservicebus_headers("raw", long_ago, deliver_at=long_ago + timedelta(seconds=5)),
+        "NServiceBus.Retries": "1",
+        "NServiceBus.Retries.Timestamp": format_timestamp(now),
+        HEADER_DELAY: 9,
+    }
     route = v1.route(timedelta(seconds=9), QueueTarget("Sales"))
-    while True:
-        now = datetime.now(UTC)
-        long_ago = now - timedelta(hours=1)
-        headers = {
-            **nservicebus_headers("raw", long_ago, deliver_at=long_ago + timedelta(seconds=5)),
-            "NServiceBus.Retries": "1",
-            "NServiceBus.Retries.Timestamp": format_timestamp(now),
-            HEADER_DELAY: 9,
-        }
-        await publish_raw(vhost, route.exchange, route.routing_key, headers)
-        done = await make(vhost, v1, SMALL_CLOCK).run()
-        if done.moved:
-            break
-        # The machine stood still until the message was due.
-        await received(vhost, "Sales", 1)
+    await publish_raw(vhost, route.exchange, route.routing_key, headers)
+    done = await make(vhost, v1, SMALL_CLOCK).run()
     assert (done.moved, done.uncertain, done.longest_uncertainty) == (1, 1, timedelta(seconds=1))
     (message,) = await received(vhost, "Sales", 1)
     assert message.due is not None
@@ -247,15 +240,10 @@ async def test_a_message_without_a_due_time_is_late_by_its_level_at_most(vhost: 
     await put(vhost, celery, SMALL_CLOCK, queues=["mails"])
     delay = timedelta(seconds=16)
     route = celery.route(delay, QueueTarget("mails"))
-    while True:
-        await publish_raw(vhost, route.exchange, route.routing_key, {})
-        before = datetime.now(UTC)
-        done = await make(vhost, celery, SMALL_CLOCK).run()
-        after = datetime.now(UTC)
-        if done.moved:
-            break
-        # The machine stood still until the message was due.
-        await received(vhost, "mails", 1)
+    await publish_raw(vhost, route.exchange, route.routing_key, {})
+    before = datetime.now(UTC)
+    done = await make(vhost, celery, SMALL_CLOCK).run()
+    after = datetime.now(UTC)
     # The message can have been sent when it was taken, and up to 16 s before.
     assert (done.moved, done.uncertain, done.longest_uncertainty) == (1, 1, delay)
     (message,) = await received(vhost, "mails", 1)

@@ -70,8 +70,8 @@ async def shop(vhost: Vhost, folder: Path, seconds: float = TIMEOUT) -> AsyncIte
 
     Args:
         folder: for the program.
-        seconds: how long it waits for the broker and for the answer of a gate; on a busy machine, its 5 s may be over
-            before.
+        seconds: how long it waits for the broker and for the answer of a gate. The 5 s of the example are too short
+            on a busy machine.
     """
     text = (EXAMPLE / "shop.py").read_text(encoding="utf-8")
     assert 'timeout="5s"' in text
@@ -112,7 +112,6 @@ async def test_the_commands_print_what_the_page_shows(vhost: Vhost, tmp_path: Pa
             shop(vhost, tmp_path) as port,
             program(vhost, "mailer.py") as mailer,
         ):
-            # A request that no gate answers is repeated after 2 s only.
             await wait_for_leaders(vhost.url)
             for title in ("Run it", "Paid in time", "More time"):
                 for command, printed in sections[title]:

@@ -16,7 +16,7 @@ from bide.client.schedule_requests import MAX_LOST
 from bide.durations import to_milliseconds
 from bide.errors import (
     AccessRefusedError,
-    BideError,
+    BrokerUnreachableError,
     InvalidDueTimeError,
     InvalidInputError,
     MessageTooLargeError,
@@ -169,7 +169,7 @@ async def unanswered(url: str, operation: Callable[[bide.Client], Awaitable[obje
                     await operation(client)
             except NoGateAnswerError as error:
                 return str(error)
-            except BideError:
+            except (PublishError, BrokerUnreachableError):
                 continue
             pytest.fail("something has answered")
 
@@ -183,9 +183,11 @@ async def test_an_operation_without_a_gate_is_recorded_and_says_so(log: Vhost) -
 async def test_an_operation_without_a_gate_is_repeated_under_its_id(log: Vhost, vhost_connection: Connection) -> None:
     async with bide.connect(log.url, timeout=timedelta(seconds=TIMEOUT)) as client:
         cancelling = asyncio.create_task(client.cancel("k"))
-        first, second = (await appended(vhost_connection, "k", 2))[:2]
-        cancelling.cancel()
-        await asyncio.wait([cancelling])
+        try:
+            first, second = (await appended(vhost_connection, "k", 2))[:2]
+        finally:
+            cancelling.cancel()
+            await asyncio.wait([cancelling])
     assert isinstance(first, ChangeSchedule)
     assert first == second
 
@@ -372,10 +374,9 @@ def test_the_sync_client_has_the_same_methods(vhost: Vhost) -> None:
         made = client.schedule(b"x", key="k", to="q", delay="1d")
         assert made.outcome is bide.ScheduleOutcome.SCHEDULED
     with bide.connect_sync(vhost.url, timeout="4s") as client:
-        # A busy broker may not even confirm them in that time.
-        with pytest.raises((NoGateAnswerError, PublishError)):
+        with pytest.raises(NoGateAnswerError):
             client.cancel("k")
-        with pytest.raises((NoGateAnswerError, PublishError)):
+        with pytest.raises(NoGateAnswerError):
             list(client.list_scheduled())
         with pytest.raises(InvalidInputError):
             client.list_scheduled(to="q", exchange="x")

@@ -38,13 +38,16 @@ def bodies(client: bide.SyncClient, queue: str, number: int) -> list[str]:
     A busy broker may forget the last acknowledgements of a channel that closes, and have those messages again.
     """
     found: list[str] = []
+    seen: set[str | None] = set()
     with client.consume(queue, timeout=timedelta(seconds=TIMEOUT)) as messages:
         while len(found) < number:
             message = next(messages)
             found.append(message.body.decode())
+            seen.add(message.message_id)
             message.ack()
     while (again := client.get(queue)) is not None:
         assert again.redelivered
+        assert again.message_id in seen
         again.ack()
     return found
 

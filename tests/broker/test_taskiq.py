@@ -39,7 +39,7 @@ Kind = Literal["stock", "adapted"]
 
 @dataclass
 class Runs:
-    """What tasks did, and when: seconds since the start of the test, or another time."""
+    """What tasks did, and when, in seconds since ``began``."""
 
     began: float = field(default_factory=time.time)
     _runs: asyncio.Queue[tuple[Any, float]] = field(default_factory=asyncio.Queue)

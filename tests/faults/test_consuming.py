@@ -145,7 +145,7 @@ async def test_an_exclusive_consumer_waits_until_the_broker_closes_its_old_conne
     vhost: Vhost, proxy: Proxy
 ) -> None:
     queue = await filled(vhost.url, 2, kind="classic")
-    # Without heartbeats: the broker must not miss them before the test lets it.
+    # Without heartbeats, so that only the test ends the old connection.
     url = f"{proxy.url}?heartbeat=0"
     async with bide.connect(url) as client, client.consume(queue, exclusive=True) as messages:
         await (await anext(messages)).ack()
@@ -182,7 +182,7 @@ async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost
         await client.publish(b"", to=queue)
         consumer = client.consume(queue, prefetch=1)
         first = await anext(consumer)
-        # On a slow machine it is not the first one: a broker gives up a silent client, too.
+        # On a slow machine this may be a second one: a broker gives up a silent client, too.
         connection = await connection_of(client)
         # What a client sent may wait in its socket, which then must not keep the connection open.
         stuck = asyncio.create_task(client.publish(b"x" * 4_000_000, to=queue)) if sending else None
@@ -210,7 +210,7 @@ async def test_a_silent_broker_is_noticed_by_its_missing_heartbeats(vhost: Vhost
 
 async def test_an_idle_connection_is_kept_by_heartbeats(vhost: Vhost, proxy: Proxy) -> None:
     async def is_kept() -> bool:
-        """Again if it is not: a machine that pauses for six seconds sends no heartbeats."""
+        """Whether the connection was kept. If not, perhaps the machine has paused and sent no heartbeats."""
         queue, before = await filled(vhost.url, 1), proxy.accepted
         async with bide.connect(f"{proxy.url}?heartbeat=3") as client, client.consume(queue) as messages:
             message = await anext(messages)

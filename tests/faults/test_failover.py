@@ -144,7 +144,7 @@ async def test_pauses_between_moves_grow(
     begun = moves.total()
     async with bide.connect(url_of(*hosts), infrastructure=CLOCK) as client:
         queue = await prepared(client)
-        # Not before: a busy broker could take as long to declare the queue.
+        # Only now: a busy broker may take longer than these limits to declare the queue.
         for name, value in (("PROBE_AFTER", 0.4), ("PROBE_ANSWER", 1.0), ("LEAVE_AFTER", 0.8)):
             monkeypatch.setattr(f"bide.client.failover.{name}", value)
         for used, other in (hosts, hosts[::-1], hosts):

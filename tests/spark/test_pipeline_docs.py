@@ -107,7 +107,7 @@ def test_the_table_to_try_is_scheduled_and_audited_without_spark(
         shell.paste(table.replace(wait, f"timedelta(seconds={seconds})"))
         shell.environment["XDG_STATE_HOME"] = str(tmp_path / f"state-{attempt}")
         printed = shell.paste(scheduling[0]).replace(f"/{vhost.name}", "/")
-        # The table has whole seconds.
+        # Due times in the table are cut to whole seconds.
         if time.monotonic() - begun < seconds - 1:
             break
     assert shape(printed) == shape(scheduling[1])

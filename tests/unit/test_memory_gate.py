@@ -33,9 +33,9 @@ def b(request: pytest.FixtureRequest) -> MemoryBroker:
     return bide.testing.broker(release=request.param)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def claims_take_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a claim that passes over a target, a gate pauses by the broker's clock for a multiple of the real time."""
+    """A claim that passes over crowded targets costs a pause: a multiple of its real time, on the broker's clock."""
     monkeypatch.setattr(partition_session, "time", SimpleNamespace(monotonic=lambda: 0.0))
 
 
@@ -112,6 +112,7 @@ async def test_a_message_that_is_run_now_does_not_wait_until_it_is_due(b: Memory
         assert await bodies(client, 1) == [b"x"]
 
 
+@pytest.mark.usefixtures("claims_take_no_time")
 async def test_thousands_that_are_due_soon_can_be_cancelled_and_delay_no_message(b: MemoryBroker) -> None:
     numbers = (f"k{number}" for number in itertools.count())
     keys = list(itertools.islice((one for one in numbers if partition_of(one) == partition_of("other")), 3 * CROWDED))
@@ -241,6 +242,7 @@ async def test_the_error_of_a_filter_says_that_other_partitions_have_recorded_it
 @pytest.mark.parametrize(
     "b", [pytest.param(one, marks=[pytest.mark.long] if one != RELEASES[-1] else []) for one in RELEASES], indirect=True
 )
+@pytest.mark.usefixtures("claims_take_no_time")
 async def test_a_target_that_refuses_is_not_claimed_for_without_end_and_holds_up_no_other(b: MemoryBroker) -> None:
     full = bide.Queue("full", arguments={"x-max-length": 0, "x-overflow": "reject-publish"})
     numbers = (f"k{number}" for number in itertools.count())

@@ -26,7 +26,7 @@ _WINDOW: Final = 200
 """How many copies may be unconfirmed at the same time."""
 
 _MANAGEMENT_TIMEOUT: Final = 5.0
-"""Seconds to wait for the management API; without it, the delivery limit is only assumed."""
+"""Seconds to wait for the management API. If it does not answer in time, RabbitMQ's default limit is assumed."""
 
 _warned: Final = BoundedCache[tuple[object, ...], bool]()
 """Queues for which this process has logged that their delivery limit is unknown. A command reads a queue repeatedly."""

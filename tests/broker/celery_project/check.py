@@ -132,8 +132,7 @@ def expiry() -> None:
 
 def revoking() -> None:
     """Workers remember what was revoked, and discard it when it is due."""
-    # A busy worker may hear of it only after the task has run. The check of the expiry takes longer than the first
-    # countdown.
+    # A busy worker may hear of it only after the task has run.
     for seconds in (10, 30, 90):
         revoked = remind.apply_async(countdown=seconds)
         revoked.revoke()
