@@ -176,7 +176,7 @@ async def while_progressing(count: Callable[[], int], is_done: Callable[[int], b
             last, deadline = now, max(deadline, time.monotonic() + TIMEOUT)
 
 
-LONG_NUMBER = NUMBER or 60_000
+LONG_NUMBER = NUMBER or 30_000
 
 
 @pytest.mark.parametrize(
@@ -194,7 +194,7 @@ LONG_NUMBER = NUMBER or 60_000
         pytest.param(
             LONG_NUMBER,
             10,
-            max(240, LONG_NUMBER // 1250),
+            max(120, LONG_NUMBER // 1250),
             max(60, LONG_NUMBER // 600),  # a thousand in a second are late through a cascade on two cores
             marks=[pytest.mark.long, pytest.mark.timeout(max(1800, LONG_NUMBER // 100))],
             id=f"{LONG_NUMBER}",
