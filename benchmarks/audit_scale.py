@@ -139,7 +139,7 @@ def send(url: str, count: int, seconds: int, taken: Any) -> tuple[float, float]:
             raise SystemExit(f"{expected - taken.value} messages have not arrived after {seconds + TIMEOUT} s")
         if not multiprocessing.active_children():
             raise SystemExit("no consumer is left: see the errors above")
-        time.sleep(0.2)
+        time.sleep(0.2)  # a shared counter has no event
     return published, time.monotonic() - began
 
 

@@ -51,7 +51,7 @@ KINDS: Final = {
 }
 
 _SAMPLES: Final = 200
-_APART_MS: Final = 20
+_APART_MS: Final = 20  # between samples: 50 a second
 _BEGIN: Final = 0.5
 """Seconds after the due time when the first look is taken."""
 

@@ -56,7 +56,7 @@ async def use_digits(url: str) -> None:
     async with bide.connect(url) as client:
         for number in range(_DIGITS):
             await client.publish(b"", to="other", delay=timedelta(minutes=1 + number))
-            await asyncio.sleep(0.1)
+            await asyncio.sleep(0.1)  # ten new digits a second
 
 
 async def use_nothing(_: str) -> None:
@@ -92,7 +92,7 @@ async def lateness(url: str, beside: Callable[[str], Awaitable[object]]) -> list
         end = time.perf_counter() + _SECONDS
         while time.perf_counter() < end or not disturbing.done():
             publishing.append(asyncio.create_task(client.publish(b"counts", to="steady", delay="1s")))
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_PAUSE)  # 40 messages a second
         await asyncio.gather(*publishing, disturbing)
         await client.publish(b"end", to="steady", delay="1s")
         await taking

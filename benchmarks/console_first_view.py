@@ -89,7 +89,7 @@ def look(broker: LocalBroker, url: str, gate: GateProcess, profile: Path, views:
             begun = time.perf_counter()
             page.visit(address if not place else address.partition("#")[0])
             while not page.evaluate("document.querySelector('.view')?.dataset.ready === 'true'"):
-                time.sleep(_LOOK_EVERY)
+                time.sleep(_LOOK_EVERY)  # no event reports that the view is complete
             found.append(time.perf_counter() - begun)
             shown = page.evaluate("document.querySelector('.stats b').innerText")
             asked = page.evaluate(

@@ -103,7 +103,7 @@ async def run(broker: LocalBroker, folder: Path, into: Path, seconds: float) -> 
         handling = asyncio.create_task(handle(client, broker.management_url))
         traffic = asyncio.create_task(send(client))
         try:
-            await asyncio.gather(schedule(client), asyncio.sleep(seconds))
+            await asyncio.gather(schedule(client), asyncio.sleep(seconds))  # traffic arrives meanwhile
             vhost = ConsoleVhost(
                 url=BrokerUrl.parse(url),
                 infrastructure=infrastructure,
@@ -273,7 +273,7 @@ def wait(page: Browser) -> None:
     while not page.evaluate("document.querySelector('.view')?.dataset.ready === 'true'"):
         if time.monotonic() > deadline:
             raise SystemExit(f"a view did not load: {page.evaluate('location.href')}, {page.complaints}")
-        time.sleep(0.1)
+        time.sleep(0.1)  # no event reports that the view is complete
 
 
 def screenshot(page: Browser, width: int, height: int) -> bytes:

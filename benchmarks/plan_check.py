@@ -174,7 +174,7 @@ async def run(
             while found.message_count != len(table):
                 if time.time() > deadline:
                     raise SystemExit(f"{found.message_count} of {len(table)} messages have arrived at {deadline}")
-                await asyncio.sleep(1)
+                await asyncio.sleep(1)  # no event reports the length of a queue
                 found = await channel.declare_queue(Queue.quorum(TARGET), passive=True)
             # The next table is counted anew.
             await channel.purge_queue(TARGET)

@@ -52,6 +52,7 @@ while True:
     before = now
 """
 
+# The sleep between writes keeps the probe's load on the disk low.
 _DISK: Final = f"""
 import os, sys, time
 file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
@@ -145,7 +146,7 @@ class Watch:
     async def _loop(self) -> None:
         before = time.time()
         while True:
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.002)  # a step of two milliseconds, see PAUSE
             now = time.time()
             if now - before > PAUSE:
                 self._own.append(Pause(before, now, "client"))

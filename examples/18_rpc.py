@@ -23,7 +23,7 @@ WAYS: tuple[Replies, ...] = ("direct", "instance", "ephemeral")
 
 async def price(request: bide.Message) -> str:
     if request.body == b"gold":
-        await asyncio.sleep(60)
+        await asyncio.sleep(60)  # longer than any caller here waits
     return "7 euros"
 
 

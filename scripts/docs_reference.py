@@ -130,7 +130,7 @@ def _tree(path: str, command: click.Command) -> Iterator[tuple[str, click.Comman
 
 def _help(path: str, command: click.Command) -> list[str]:
     settings = {"help_option_names": ["-h", "--help"], "max_content_width": 100, "terminal_width": 100}
-    context = click.Context(command, info_name=path, **settings)  # type: ignore[arg-type]
+    context = click.Context(command, info_name=path, **settings)  # type: ignore[arg-type]  # values of several types
     return ["```", command.get_help(context), "```"]
 
 

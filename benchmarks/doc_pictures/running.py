@@ -139,7 +139,7 @@ async def until_none(left: Callable[[], int], *, seconds: float, endpoint: async
             endpoint.result()
         if time.monotonic() > deadline:
             raise SystemExit(f"{left()} messages were not received within {seconds:.0f} s")
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # no event reports the last message
 
 
 async def prepare(url: str) -> None:
@@ -180,7 +180,7 @@ async def run(broker: LocalBroker, folder: Path, options: Options) -> dict[str, 
                 endpoint=endpoint,
             )
             assert mailer.fails is not None
-            await asyncio.sleep(max(mailer.fails[1] - time.time(), 0))
+            await asyncio.sleep(max(mailer.fails[1] - time.time(), 0))  # the audit begins after the last failure
             tables = folder / "audit"
             report = await pipeline(broker, "audit", "--into", str(tables), "--once")
             await until_none(

@@ -70,7 +70,7 @@ class GateProcess:
         while True:
             if len(self.leads()) == partitions:
                 return self
-            await asyncio.sleep(_LOOK_EVERY)
+            await asyncio.sleep(_LOOK_EVERY)  # the gate reports leadership only in its log
 
     def kill(self) -> None:
         """End it by SIGKILL."""
@@ -99,4 +99,4 @@ async def wait_for_schedules(client: Client, number: int, *, look_every: float =
     while True:
         if await client.count_scheduled() == number:
             return
-        await asyncio.sleep(look_every)
+        await asyncio.sleep(look_every)  # no event reports the count

@@ -77,12 +77,12 @@ async def pending(job: Job) -> Answer:
             await client.declare(Topology(queues=[Queue.quorum(TARGET)]))
             gate = await GateProcess(job.url, folder).wait_until_leading()
             await client.schedule(b"", key=next(_keys(number)), to=TARGET, delay=_LEAST_DELAY)
-            await asyncio.sleep(job.options["settle"])
+            await asyncio.sleep(job.options["settle"])  # the broker flushes and collects garbage meanwhile
             before, start = resident_bytes(job.pid), time.perf_counter()
             await client.publish_many(_made(number), window=WINDOW)
             await wait_for_schedules(client, number, look_every=1.0)
             values = {"rate": number / (time.perf_counter() - start)}
-            await asyncio.sleep(job.options["settle"])
+            await asyncio.sleep(job.options["settle"])  # as above
             values |= {
                 "gate_memory": resident_bytes(gate.pid) / _MB,
                 "gate_index": sum(one.stat().st_size for one in folder.iterdir()) / _MB,

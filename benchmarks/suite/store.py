@@ -100,10 +100,10 @@ async def _fill(broker: LocalBroker, infrastructure: DelayInfrastructure, job: J
     async with connect(broker.url, infrastructure=infrastructure) as client:
         await client.declare(Topology(queues=[Queue.quorum(_STORE)]))
         await client.bind(_STORE)
-        await asyncio.sleep(job.options["settle"])
+        await asyncio.sleep(job.options["settle"])  # the broker flushes and collects garbage meanwhile
         memory, disk = _memory(broker), _disk(broker)
         await client.publish_many(_letters(job), window=WINDOW)
-        await asyncio.sleep(job.options["settle"])
+        await asyncio.sleep(job.options["settle"])  # as above
         values = {
             "memory": _memory(broker) / _MB,
             "disk": _disk(broker) / _MB,

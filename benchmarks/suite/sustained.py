@@ -126,7 +126,7 @@ class Flow:
         pause = min(5.0, self._mean_delay)
         while True:
             before, start = self.arrived, time.perf_counter()
-            await asyncio.sleep(pause)
+            await asyncio.sleep(pause)  # the span that the rate is measured over
             rate = (self.arrived - before) / (time.perf_counter() - start)
             if self.arrived:
                 self._allowed = max(round(rate * 2 * self._mean_delay), self._least // 4)

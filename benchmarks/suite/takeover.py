@@ -109,4 +109,4 @@ async def takeover(job: Job) -> Answer:
 async def _schedule(client: Client) -> None:
     for number in count():
         await client.schedule(b"", key=f"key:{number}", to=TARGET, delay=_DELAY)
-        await asyncio.sleep(_EVERY)
+        await asyncio.sleep(_EVERY)  # at most 100 messages a second

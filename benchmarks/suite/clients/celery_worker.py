@@ -14,7 +14,7 @@ app = application(os.environ[URL_VARIABLE])
 _arrivals = Arrivals.of_environment()
 
 
-@app.task(name=TASK)  # type: ignore[untyped-decorator]
+@app.task(name=TASK)  # type: ignore[untyped-decorator]  # Celery has no types
 def begin(due: float, body: str) -> None:
     """The task: write down that it begins."""
     _arrivals.add(due)

@@ -109,4 +109,4 @@ class GateConnectionLoop:
                     raise
                 partition.check_temporary(error)
                 log.warning("the gate pauses at %s: %s", partition.log, error)
-                await asyncio.sleep(RETRY_PAUSE)
+                await asyncio.sleep(RETRY_PAUSE)  # until the partition is tried again

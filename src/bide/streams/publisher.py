@@ -149,7 +149,7 @@ class StreamPublisher:
                 if not self._was_connected or time.monotonic() >= deadline:
                     raise
                 log.info("publishing into %s again: %s", self._stream, error)
-                time.sleep(backoff.next())
+                time.sleep(backoff.next())  # before the next attempt
 
     def _connect(self) -> StreamConnection:
         if self._connection is None:
