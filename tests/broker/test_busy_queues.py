@@ -53,6 +53,7 @@ async def suspended(vhost: Vhost, queue: str = "q") -> AsyncIterator[None]:
 
 async def stall(vhost: Vhost, queue: str = "q") -> None:
     """Let the queue do nothing for 3 s."""
+    # 3 s is longer than the broker waits for a count (250 ms), and shorter than the 20 attempts of the client.
     code = "sys:suspend(Queue), spawn(fun() -> timer:sleep(3000), sys:resume(Queue) end)."
     await asyncio.to_thread(vhost.broker.rabbitmqctl, "eval", f"Queue = '{vhost.name}_{queue}', {code}")
 

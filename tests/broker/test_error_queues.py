@@ -488,7 +488,7 @@ def fill(url: bide.BrokerUrl, work: str, dead: str, shop: str, queue_type: str) 
     deadline = time.monotonic() + TIMEOUT
     while channel.queue_declare(dead, passive=True).method.message_count < 4:
         assert time.monotonic() < deadline, "they did not expire"
-        connection.sleep(0.02)
+        connection.sleep(0.02)  # before the next look
     connection.close()
 
 

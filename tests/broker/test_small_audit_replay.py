@@ -48,6 +48,7 @@ sys.exit(run(sys.argv[1:]))
 """
 
 
+# The command sleeps between two looks for a file, which gives no event.
 PAUSING = """
 import sys, time
 from pathlib import Path
@@ -87,7 +88,8 @@ def shop(vhost: Vhost, tmp_path: Path) -> AuditedShop:
 
 
 def found_in(shop: AuditedShop, **options: int | bool) -> FoundInProcess:
-    return find(shop.folder, Choices(folder=str(shop.ledger)), url=shop.url, **options)  # type: ignore[arg-type]  # mixed
+    # Options by name, of several types.
+    return find(shop.folder, Choices(folder=str(shop.ledger)), url=shop.url, **options)  # type: ignore[arg-type]
 
 
 def program(shop: AuditedShop, *arguments: str) -> list[str]:

@@ -25,6 +25,7 @@ FRAME = 5
 
 CUTS = 15
 
+# The loop sleeps between kills, so that the publisher can connect again and publish.
 KILL_LEADERS = """
     Stream = rabbit_misc:r(<<"VHOST">>, queue, <<"s">>),
     Stop = rabbit_misc:r(<<"VHOST">>, queue, <<"stop">>),

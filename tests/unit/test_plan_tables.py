@@ -103,7 +103,8 @@ def test_a_row_without_a_value_is_refused(missing: str) -> None:
     table = table.set_column(table.column_names.index(missing), missing, pa.nulls(1, table.schema.field(missing).type))
     wait = {"due": "due"} if missing == "due" else {"delay": "delay"}
     with pytest.raises(InvalidRowError, match="1 of 1 rows have no time of sending, delay, due time, size or count"):
-        of_small_table(table, Columns(at="at", count="n", size="size", **wait), UTC)  # type: ignore[arg-type]  # fields
+        # The fields are given by name.
+        of_small_table(table, Columns(at="at", count="n", size="size", **wait), UTC)  # type: ignore[arg-type]
 
 
 def test_an_empty_table_is_refused() -> None:
