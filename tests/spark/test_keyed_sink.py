@@ -34,7 +34,7 @@ _Result = TypeVar("_Result")
 
 ROWS = 16_000
 SLOWLY = {"window": "2", "messagesPerSecond": "400"}
-"""For a write that is killed: it takes 20 s or longer, so that the kill comes in the middle even if this process pauses."""
+"""For a write that is killed: it lasts 20 s or longer, and the kill comes in its middle even if this process pauses."""
 DUE = datetime(2040, 1, 2, tzinfo=UTC)
 LATER = {"deliver_at": DUE.isoformat()}
 SOME_RECORDS = 30

@@ -24,7 +24,7 @@ __all__ = ["clock_url"]
 ROWS = 16_000
 SLOWLY = {"window": "200"}
 LONG = {"messagesPerSecond": "500"}
-"""For a write that is killed: it takes 16 s or longer, so that the kill comes in the middle even if this process pauses."""
+"""For a write that is killed: it lasts 16 s or longer, and the kill comes in its middle even if this process pauses."""
 
 STREAM = """
 import sys
