@@ -486,6 +486,7 @@ async def test_stop_finishes_what_was_taken_and_leaves_the_rest(vhost: Vhost) ->
     done = await migration.run()
     assert not done.is_finished
     assert 10 <= done.moved < 400
+    assert done.taken.total() == done.moved
     rest = await make(vhost, source, target).run()
     # Nothing that was moved was put back. What a queue delivers after its answer to the cancellation is.
     assert (done.moved + rest.moved, rest.is_finished) == (len(sent.due), True)

@@ -66,12 +66,13 @@ async def test_schedules_wait_on_the_other_broker_as_they_were(
     resumed = await second.scheduled("paused")
     assert resumed is not None
     assert (resumed.state, resumed.due_time) == ("waiting", before["paused"].due_time)
-    for key in ("single", "paused"):
-        assert (await second.run_now(key)).outcome is bide.ScheduleOutcome.RUNNING
+    assert (await second.run_now("single")).outcome is bide.ScheduleOutcome.RUNNING
+    soon = datetime.now(UTC) + timedelta(seconds=2)
+    assert (await second.reschedule("paused", deliver_at=soon)).outcome is bide.ScheduleOutcome.MOVED
     messages = {one.key: one for one in await receive(second, "reminders", 2)}
-    assert messages.keys() == {"single", "paused"}
-    single = messages["single"]
+    single, paused = messages["single"], messages["paused"]
     assert (single.body, single.headers, single.message_id, single.priority) == (b"\x00\xff", headers, "m-1", 3)
+    assert paused.received_at >= soon
 
 
 def _lasting(view: bide.ScheduleView) -> tuple[object, ...]:

@@ -437,9 +437,7 @@ async def test_a_broker_that_falls_silent_is_noticed_by_its_missing_heartbeats(v
         await client.publish(b"", to=queue, message_id=LAST)
     assert error is None
     assert len(known) == 1_000
-    assert {one.status for one in known.values()} == {"confirmed"}
-    # More than twice if the machine pauses for the two seconds after which these heartbeats count as missing.
-    assert {1, 2} <= {one.attempts for one in known.values()}
+    assert Counter((one.status, one.attempts) for one in known.values()).keys() == {("confirmed", 1), ("confirmed", 2)}
     there = await found(vhost.url, queue)
     assert there.keys() == known.keys() | {LAST}
     assert all(there[name] <= one.attempts for name, one in known.items())
