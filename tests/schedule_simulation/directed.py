@@ -42,7 +42,7 @@ class DirectedHistory(Simulation):
 
     async def play(self) -> None:
         """The steps, with :attr:`client`."""
-        raise NotImplementedError
+        raise NotImplementedError  # each subclass has its own
 
     async def main(self) -> None:
         await self.prepare()
@@ -150,11 +150,11 @@ class _Overtaken(DirectedHistory):
 
     async def take_away(self, gate: Process) -> None:
         """Let a gate read no more."""
-        raise NotImplementedError
+        raise NotImplementedError  # each subclass has its own
 
     def bring_back(self, gate: Process) -> Process:
         """Let it read on, or start it again."""
-        raise NotImplementedError
+        raise NotImplementedError  # each subclass has its own
 
 
 class OvertakenReader(_Overtaken):

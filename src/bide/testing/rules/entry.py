@@ -191,7 +191,7 @@ class TwoPriorities:
 
     def restore(self, entries: Iterable[Entry]) -> None:
         """Not used: quorum queues return messages to another position."""
-        raise NotImplementedError
+        raise NotImplementedError  # a call would be a mistake in the broker in memory
 
     def clear(self) -> list[Entry]:
         """See :class:`EntryOrder`."""
