@@ -14,7 +14,7 @@ SEEDS = {
     "before-due": 1,
     "blocking": 2,
     "claim-by-key": 1,
-    "claim-by-version": 19,
+    "claim-by-version": 41,
     "claim-paused": 9,
     "drop-fifth": 1,
     "filter-ignores-due": 5,
