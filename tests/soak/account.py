@@ -129,6 +129,9 @@ def summary(totals: Totals) -> str:
         f"  came again with the same id {found['copies']:,}, with another id {found['other_ids']}",
         f"files to stream, each row once: {found['stored']:,} messages",
         f"  missing {found['absent']}, twice {found['repeated']}, wrong {found['alien']}",
+        f"files to schedules: {found['keyed_written']:,} rows",
+        f"  lost {found['keyed_lost']}, wrong {found['keyed_foreign']}, ids of several {found['keyed_shared_ids']}",
+        f"  scheduled twice {found['keyed_other_ids']}, delivered again by a gate {found['keyed_copies']:,}",
         f"runs: {totals.runs}; failures: {len(totals.failures)}",
         *(f"  {one}" for one in totals.failures),
     ]

@@ -1,6 +1,6 @@
-"""The check that files and a stream hold everything once, and a queue every row.
+"""The check that files, a stream and schedules have everything once, and a queue every row.
 
-What is in the streams and in the queue is read by another client than bide, and the files as Spark's log of them says.
+What is in the streams and in the queues is read by another client than bide, and the files as Spark's log of them says.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import pyarrow.parquet as pq
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.soak.feed import FIRST, LONGEST_DELAY
-from tests.soak.job import QUEUE
 from tests.soak.job_run import SoakError
 
 _QUIET: Final = LONGEST_DELAY + 2
@@ -34,7 +33,7 @@ _AT_ONCE: Final = 1_000
 Placed = tuple[int, bytes]
 """A message of a stream: its offset and body."""
 Named = tuple[str | None, bytes]
-"""A message of a queue: its id and body."""
+"""A message of a queue: its id, or that of its schedule, and its body."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ class InQueue:
 
     @property
     def sound(self) -> bool:
-        """At least once, and what came twice with equal ids."""
+        """At least once, and what came twice with equal ids. For schedules: applied once."""
         return not (self.lost or self.foreign or self.other_ids or self.shared_ids)
 
 
@@ -149,9 +148,10 @@ def compare_copy(rows: Collection[bytes], messages: Iterable[bytes]) -> InCopy:
     )
 
 
-def found(files: InFiles, queue: InQueue, copy: InCopy, orphans: int) -> dict[str, int]:
+def found(files: InFiles, queue: InQueue, copy: InCopy, schedules: InQueue, orphans: int) -> dict[str, int]:
     """All that was counted, for the account."""
     counts = [(one.name, getattr(part, one.name)) for part in (files, queue, copy) for one in fields(part)]
+    counts += [(f"keyed_{one.name}", getattr(schedules, one.name)) for one in fields(schedules)]
     assert len(dict(counts)) == len(counts)
     return {**dict(counts), "orphans": orphans}
 
@@ -210,8 +210,8 @@ def read_stream(url: str, name: str) -> list[Placed]:
     return stream
 
 
-def read_queue(url: str, expected: Collection[bytes], kept: Path) -> list[Named]:
-    """Everything in the queue; it takes a while to be sure that nothing more comes.
+def read_queue(url: str, queue: str, expected: Collection[bytes], kept: Path) -> list[Named]:
+    """Everything in a queue; it takes a while to be sure that nothing more comes.
 
     Args:
         kept: a file for what was taken out of it already, should this be interrupted and called again.
@@ -219,18 +219,20 @@ def read_queue(url: str, expected: Collection[bytes], kept: Path) -> list[Named]
     with kept.open("a+") as file, closing(pika.BlockingConnection(pika.URLParameters(url))) as connection:
         file.seek(0)
         before = [(name, body.encode()) for name, body in map(json.loads, file)]
-        messages = [*before, *_consumed(connection.channel(), set(expected) - {body for _, body in before}, file)]
+        missing = set(expected) - {body for _, body in before}
+        messages = [*before, *_consumed(connection.channel(), queue, missing, file)]
     return [one for one in messages if one[1] != FIRST]
 
 
-def _consumed(channel: BlockingChannel, missing: set[bytes], file: IO[str]) -> Iterator[Named]:
+def _consumed(channel: BlockingChannel, queue: str, missing: set[bytes], file: IO[str]) -> Iterator[Named]:
     channel.basic_qos(prefetch_count=2 * _AT_ONCE)
     last = time.monotonic()
     waiting = tag = 0
-    for method, properties, body in channel.consume(QUEUE, inactivity_timeout=_QUIET):
+    for method, properties, body in channel.consume(queue, inactivity_timeout=_QUIET):
         if method is not None:
-            print(json.dumps([properties.message_id, body.decode()]), file=file)
-            yield properties.message_id, body
+            name = (properties.headers or {}).get("bide-schedule-id", properties.message_id)
+            print(json.dumps([name, body.decode()]), file=file)
+            yield name, body
             missing.discard(body)
             last = time.monotonic()
             waiting, tag = waiting + 1, method.delivery_tag

@@ -18,7 +18,8 @@ from bide.admin.infrastructure import install
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
 from bide.client.bulk.sync import BulkPublisher
-from tests.soak.job import COPY, FILES_PER_BATCH, OFFSETS_PER_BATCH, QUEUE, STREAM, checkpoint_of
+from bide.schedules.names import ScheduleNames
+from tests.soak.job import COPY, FILES_PER_BATCH, OFFSETS_PER_BATCH, QUEUE, SCHEDULED, STREAM, checkpoint_of
 
 AHEAD: Final = 5
 """Micro-batches that are there for a query to do."""
@@ -68,7 +69,8 @@ class Feed:
         while self._streamed < (batches(self._folder, "read")[1] + AHEAD) * OFFSETS_PER_BATCH:
             self._publisher.publish_many(self._letters(OFFSETS_PER_BATCH))
             self._streamed += OFFSETS_PER_BATCH
-        while self._files < (max(batches(self._folder, one)[1] for one in ("write", "once")) + AHEAD) * FILES_PER_BATCH:
+        foremost = max(batches(self._folder, one)[1] for one in ("write", "once", "keyed"))
+        while self._files < (foremost + AHEAD) * FILES_PER_BATCH:
             self._add_file()
 
     def _letters(self, count: int) -> Iterator[bide.OutgoingMessage]:
@@ -97,16 +99,18 @@ class Feed:
 
 
 def declare(url: str) -> None:
-    """The streams, the queue, and the infrastructure that delays for it.
+    """The streams, the queues, the schedule log, and the infrastructure that delays.
 
     All queues of the infrastructure: one that is declared in the second before the broker is killed may be without a
     leader from then on.
     """
     streams = [bide.Queue(name, arguments={"x-queue-type": "stream"}) for name in (STREAM, COPY)]
-    topology = bide.Topology(queues=[bide.Queue.quorum(QUEUE), *streams])
+    queues = [bide.Queue.quorum(name) for name in (QUEUE, SCHEDULED)]
+    topology = bide.Topology(queues=[*queues, *streams])
     asyncio.run(_install(url))
     with bide.connect_sync(url) as client:
         client.declare(topology)
+        client.declare(ScheduleNames().topology())
         # Binds the queue to the infrastructure.
         client.publish(FIRST, to=QUEUE, delay="100ms", message_id="first")
 

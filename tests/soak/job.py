@@ -1,7 +1,8 @@
-"""The program that the soak kills: three streaming queries, which resume from checkpoints.
+"""The program that the soak kills: four streaming queries, which resume from checkpoints.
 
-``read`` takes a stream of RabbitMQ into Parquet files, ``write`` a growing folder of files into a queue, and ``once``
-the same folder into a stream, which stores each row once. A query that ends, for whatever reason, is started again.
+``read`` takes a stream of RabbitMQ into Parquet files, ``write`` a growing folder of files into a queue, ``once`` the
+same folder into a stream, which stores each row once, and ``keyed`` the same folder into schedules, which are applied
+once. A query that ends, for whatever reason, is started again.
 What to do comes as lines on standard input (the first is a :class:`Task` as JSON, then ``stop NAME``, ``cancel NAME``
 and ``finish``), what happens goes as lines of JSON to standard output. It ends when its input does.
 """
@@ -26,11 +27,13 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from tests.spark.spark_processes import QUICK_JAVA
 
-QUERIES: Final = ("read", "write", "once")
+QUERIES: Final = ("read", "write", "once", "keyed")
 STREAM: Final = "soak-stream"
 QUEUE: Final = "soak-queue"
 COPY: Final = "soak-copy"
 """The stream that ``once`` writes into."""
+SCHEDULED: Final = "soak-scheduled"
+"""The queue that gets the schedules of ``keyed``."""
 
 OFFSETS_PER_BATCH: Final = 400
 FILES_PER_BATCH: Final = 2
@@ -73,7 +76,7 @@ def checkpoint_of(folder: Path, query: str) -> Path:
 
 
 class Job:
-    """The three queries."""
+    """The four queries."""
 
     def __init__(self, spark: SparkSession, task: Task, events: IO[str]) -> None:
         self._spark = spark
@@ -152,7 +155,8 @@ class Job:
 
     def _start(self, name: str) -> None:
         try:
-            self._queries[name] = {"read": self._read, "write": self._write, "once": self._once}[name]()
+            start = {"read": self._read, "write": self._write, "once": self._once, "keyed": self._keyed}[name]
+            self._queries[name] = start()
         except (PySparkException, Py4JError) as error:
             # A worker that was killed while the query was being planned.
             self._queries[name] = None
@@ -197,6 +201,21 @@ class Job:
             frame.writeStream.format("rabbitmq")
             .options(url=self._task.url, streamPort=self._task.stream_port, queue=COPY, producerName="soak")
             .option("checkpointLocation", self._checkpoint("once"))
+        )
+        return self._triggered(writer).start()
+
+    def _keyed(self) -> StreamingQuery:
+        frame = (
+            self._spark.readStream.schema("value string, delay string, id long")
+            .option("maxFilesPerTrigger", FILES_PER_BATCH)
+            .parquet(str(self._folder / "write"))
+            # Most rows are delivered before a broken micro-batch is repeated.
+            .selectExpr("value", "concat('row:', id) as key", "coalesce(delay, '1s') as delay")
+        )
+        writer = (
+            frame.writeStream.format("rabbitmq")
+            .options(url=self._task.url, queue=SCHEDULED, window=20)
+            .option("checkpointLocation", self._checkpoint("keyed"))
         )
         return self._triggered(writer).start()
 

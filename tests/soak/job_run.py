@@ -1,4 +1,4 @@
-"""One run of the job, from its start until it is killed or has finished."""
+"""One run of the job, until it is killed or has finished, and the gate beside it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final
 
 from tests.soak import processes
-from tests.soak.job import QUERIES, Task
+from tests.soak.job import QUERIES, SCHEDULED, Task
 
 REPOSITORY: Final = Path(__file__).parents[2]
 
@@ -172,8 +173,29 @@ class JobRun:
                 continue  # a command that was never read
 
 
+@contextmanager
+def gate(url: str, folder: Path) -> Iterator[None]:
+    """A gate that delivers the schedules of ``keyed``. It goes on while jobs are killed.
+
+    Raises:
+        SoakError: it ended by itself.
+    """
+    command = [sys.executable, "-m", "bide", "gate", "--allow", f"q:{SCHEDULED}", "--state", str(folder / "gate")]
+    environment = {**os.environ, processes.MARK: str(folder), "BIDE_URL": url}
+    with (
+        (folder / "gate.log").open("ab") as log,
+        subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment) as process,
+    ):
+        try:
+            yield
+            if process.poll() is not None:
+                raise SoakError(f"the gate ended by itself, with status {process.returncode}: see gate.log")
+        finally:
+            process.kill()
+
+
 def end(folder: Path, *, seconds: float = 120) -> None:
-    """Kill the remaining processes of a job, also of earlier runs, and wait for their end."""
+    """Kill the remaining processes of a job and gate, also of earlier runs, and wait for their end."""
     deadline = time.monotonic() + seconds
     while pids := processes.marked(folder):
         processes.kill(pids)

@@ -16,8 +16,8 @@ from tests.soak import check
 from tests.soak.account import Account
 from tests.soak.ending import is_allowed
 from tests.soak.feed import Feed, batches, declare
-from tests.soak.job import COPY, QUERIES, STREAM, Task
-from tests.soak.job_run import JobRun, SoakError, end
+from tests.soak.job import COPY, QUERIES, QUEUE, SCHEDULED, STREAM, Task
+from tests.soak.job_run import JobRun, SoakError, end, gate
 from tests.support import flush_declarations, stream_port
 
 MASTERS: Final = ("local[2]", "local[2,4]")
@@ -103,8 +103,9 @@ class Round:
             # This run may be killed at once, and the broker with it.
             flush_declarations(broker)
             try:
-                self._torment(broker)
-                sound = self._check(broker)
+                with gate(broker.url, self._folder):
+                    self._torment(broker)
+                    sound = self._check(broker)
             except SoakError as error:
                 self._account.add("failure", round=self._plan.number, what=str(error))
                 self._say(f"round {self._plan.number}: {error}")
@@ -115,7 +116,8 @@ class Round:
 
     def _torment(self, broker: LocalBroker) -> None:
         """Kill as often as is planned, then let the queries come to their end."""
-        ports = {stream_port(broker): ("read", "once"), int(urlparse(broker.url).port or 0): ("write",)}
+        amqp_port = int(urlparse(broker.url).port or 0)
+        ports: dict[int, tuple[str, ...]] = {stream_port(broker): ("read", "once"), amqp_port: ("write", "keyed")}
         with Feed(broker.url, self._folder, self._chance) as feed:
             while not self._run_job(self._start_job(broker), feed, ports):
                 pass
@@ -253,13 +255,15 @@ class Round:
         paths = check.committed_files(table)
         files = check.compare_files(check.read_stream(broker.url, STREAM), check.read_files(paths))
         rows = check.read_rows(self._folder / "write")
-        queue = check.compare_queue(rows, check.read_queue(broker.url, rows, self._folder / "came.jsonl"))
+        queue = check.compare_queue(rows, check.read_queue(broker.url, QUEUE, rows, self._folder / "came.jsonl"))
         copy = check.compare_copy(rows, (body for _, body in check.read_stream(broker.url, COPY)))
+        delivered = check.read_queue(broker.url, SCHEDULED, rows, self._folder / "delivered.jsonl")
+        schedules = check.compare_queue(rows, delivered)
         orphans = len(set(table.glob("*.parquet")) - set(paths))
-        found = check.found(files, queue, copy, orphans)
+        found = check.found(files, queue, copy, schedules, orphans)
         self._account.add("checked", round=self._plan.number, release=broker.release, found=found)
-        sound = files.sound and queue.sound and copy.sound
-        what = f"{files}, {queue}, {copy}"
+        sound = all(part.sound for part in (files, queue, copy, schedules))
+        what = f"{files}, {queue}, {copy}, schedules: {schedules}"
         if not sound:
             self._account.add("failure", round=self._plan.number, what=what)
         self._say(f"round {self._plan.number}, RabbitMQ {broker.release}: {self._killed} kills, {what}")

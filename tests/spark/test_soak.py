@@ -42,6 +42,7 @@ def test_a_killed_soak_is_continued(rabbitmq: Rabbitmq, tmp_path: Path) -> None:
     assert totals.found["read"] > 0
     assert totals.found["written"] > 0
     assert totals.found["stored"] > 0
+    assert totals.found["keyed_written"] > 0
     assert "kills: 2 in 1 rounds" in second.stdout
     assert not processes.marked(tmp_path / "round-0001")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["account.jsonl", "lock"]

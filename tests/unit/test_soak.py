@@ -30,7 +30,11 @@ from tests.soak.ending import OWN, is_allowed
 
 STREAM = [(0, b"a"), (1, b"b"), (3, b"c")]
 FOUND = found(
-    compare_files(STREAM, STREAM), compare_queue([b"a"], [("1", b"a")]), compare_copy([b"a"], [b"a"]), orphans=2
+    compare_files(STREAM, STREAM),
+    compare_queue([b"a"], [("1", b"a")]),
+    compare_copy([b"a"], [b"a"]),
+    compare_queue([b"a", b"b"], [("1", b"a"), ("2", b"b"), ("2", b"b")]),
+    orphans=2,
 )
 
 
@@ -168,6 +172,8 @@ def test_accounts_add_up_over_runs(tmp_path: Path) -> None:
     assert [totals.of_kind(kind) for kind in ("jvm", "stop", "worker", "daemon")] == [2, 2, 1, 0]
     assert totals.found == {name: 2 * number for name, number in FOUND.items()}
     assert "kills: 4 in 2 rounds that were checked, 2 of them in the middle of a micro-batch" in summary(totals)
+    assert "files to schedules: 4 rows\n  lost 0, wrong 0, " in summary(totals)
+    assert "  scheduled twice 0, delivered again by a gate 2\n" in summary(totals)
 
 
 def test_a_run_killed_while_writing_loses_only_its_last_line(tmp_path: Path) -> None:
