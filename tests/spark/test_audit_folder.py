@@ -43,9 +43,7 @@ class Watched(Folder):
     def read_batches(
         self, spark: SparkSession, table: str, schema: StructType, batches: Collection[BatchKey]
     ) -> DataFrame:
-        found = super().read_batches(spark, table, schema, batches)
-        # To look for a message is to look at one column.
-        return found if schema.names == list(tables.MESSAGE_KEY) else self._note(found)
+        return self._note(super().read_batches(spark, table, schema, batches))
 
     def _note(self, found: DataFrame) -> DataFrame:
         self.was_read |= {one.partition(f"{self.place}/")[2] for one in found.inputFiles()}
@@ -77,7 +75,8 @@ def stories(
 
 
 def written(place: Path) -> dict[str, int]:
-    return {str(one.relative_to(place)): one.stat().st_ino for one in place.rglob("*.parquet")}
+    files = (one for one in place.rglob("*") if one.suffix in (".parquet", ".arrow"))
+    return {str(one.relative_to(place)): one.stat().st_ino for one in files}
 
 
 def touched_by(folder: Watched, increment: Callable[[], None]) -> tuple[set[str], set[str]]:
@@ -122,6 +121,10 @@ def test_a_round_reads_only_new_facts_and_their_messages(spark: SparkSession, tm
             f"delivered/day={TODAY}/batch={more}",
             *(f"messages/day={TODAY}/batch={number}" for number in (length - 1, length)),
             *(f"{table}/day={TODAY}" for table in ("lateness", "_state/failures")),
+            # The index of the new facts, and of the messages that the round before has written.
+            *(f"_state/ids/{table}/day={TODAY}/batch={new}" for table in facts.SCHEMAS),
+            f"_state/ids/delivered/day={TODAY}/batch={more}",
+            *(f"_state/ids/messages/day={TODAY}/batch={number}" for number in range(length)),
             *_SMALL,
         }
         of_messages = ("scheduled", "processed", "messages")
@@ -138,7 +141,10 @@ def test_a_round_reads_only_new_facts_and_their_messages(spark: SparkSession, tm
 
 
 _SMALL = ("pending", "failures")
-_ANEW = (*_SMALL, f"lateness/day={TODAY}", f"_state/failures/day={TODAY}", f"messages/day={TODAY}")
+_ANEW = (
+    *_SMALL,
+    *(f"{table}/day={TODAY}" for table in ("lateness", "_state/failures", "messages", "_state/ids/messages")),
+)
 
 
 def _place(name: str) -> str:

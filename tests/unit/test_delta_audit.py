@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from datetime import UTC, date, datetime, timedelta
@@ -36,7 +37,7 @@ from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.positions import NewMessages
 from bide.pipelines.audit.run import Sources, run
 from bide.pipelines.audit.small import SmallAudit
-from bide.pipelines.audit.storage import open_storage
+from bide.pipelines.audit.storage import TableStorage, open_storage
 from bide.pipelines.audit.table_format import TABLE_FORMATS, TableFormat
 from bide.pipelines.replay.fact_tables import fact_tables
 from bide.pipelines.report.duckdb_tables import small_tables
@@ -88,6 +89,12 @@ def append(folder: Folder, batch: int, **tables: pa.Table) -> Note:
     days = {day for rows in tables.values() for day in rows.column("day").to_pylist()}
     counts = {name: rows.num_rows for name, rows in tables.items()}
     return Note(name=f"all-{batch}", rows=counts, days=tuple(sorted(days)))
+
+
+def replace(storage: TableStorage, rows: pa.Table, table: str, batch: int) -> None:
+    """Replace the last batch of a day with the next one."""
+    numbered = rows.append_column("batch", pa.repeat(pa.scalar(batch, pa.int64()), rows.num_rows))
+    storage.replace_batches(numbered, table, {(TODAY, max(batch - 1, 0)), (TODAY, batch)})
 
 
 def ids_in(folder: Folder, table: str) -> list[str]:
@@ -252,6 +259,7 @@ def test_an_interrupted_round_is_continued(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: TableFormat, interruptions: int
 ) -> None:
     """Before a change of a file or a table, in a round that continues an interrupted one."""
+    monkeypatch.setattr(merging, "MAX_BATCHES", 1)
     streams = Streams(monkeypatch, end=8)
     sources = Sources(
         url="amqp://localhost", scheduled={"s": "clock"}, delivered={"d": "clock"}, events=("e",), batch_rows=5
@@ -300,7 +308,7 @@ def test_many_rounds_leave_few_files(folder: Folder, monkeypatch: pytest.MonkeyP
     for batch in range(24):
         rows = facts("scheduled", f"m-{batch:02}")
         storage.append(rows, "scheduled", batch)
-        storage.replace_days(facts("delivered", f"m-{batch:02}"), "delivered", {TODAY}, batch=batch)
+        replace(storage, facts("delivered", f"m-{batch:02}"), "delivered", batch)
         storage.compact({TODAY})
         counts.append([len(list(Path(folder.path(name)).rglob("*"))) for name in tables])
     assert ids_in(folder, "scheduled") == [f"m-{batch:02}" for batch in range(24)]
@@ -346,6 +354,55 @@ def test_a_round_costs_the_same_after_a_longer_history(tmp_path: Path, table_for
     assert calls[40] < 1.1 * calls[2]
 
 
+class WatchedStorage:
+    """Counts the rows that are read of facts and messages."""
+
+    def __init__(self, storage: TableStorage) -> None:
+        self._storage = storage
+        self.rows = 0
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._storage, name)
+        if name not in ("read", "read_files", "read_batches"):
+            return attribute
+
+        def read(table: str, schema: pa.Schema, *args: Any, **options: Any) -> pa.Table:
+            found = attribute(table, schema, *args, **options)
+            self.rows += found.num_rows if "message_id" in schema.names else 0
+            return found
+
+        return read
+
+
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+def test_a_round_reads_as_much_after_a_longer_history_of_its_day(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, table_format: TableFormat
+) -> None:
+    """Its new messages, and those of the batch before, of which it has new facts."""
+    monkeypatch.setattr(merging, "MAX_BATCHES", 100)
+    rows = {}
+    for rounds in (3, 12):
+        folder = new_folder(tmp_path / str(rounds), table_format)
+        for batch in range(rounds + 1):
+            due = datetime(TODAY.year, TODAY.month, TODAY.day, 9, tzinfo=UTC) + timedelta(minutes=batch)
+            ids = [f"m-{batch}-{one}" for one in range(50)]
+            late = [f"m-{batch - 1}-0"] if batch else []
+            tables = {
+                "scheduled": facts("scheduled", *ids, due=due, first_due=due),
+                "delivered": pa.concat_tables([
+                    facts("delivered", *ids[1:], due=due, first_due=due),
+                    facts("delivered", *late, due=due - timedelta(minutes=1), first_due=due - timedelta(minutes=1)),
+                ]),
+            }  # fmt: skip
+            audit = SmallAudit(folder)
+            watched = audit._storage = WatchedStorage(audit._storage)
+            audit.refresh([append(folder, batch, **tables)], now=NOON)
+            rows[rounds] = watched.rows
+        outcomes = open_storage(folder).read("messages", MESSAGES_SCHEMA).column("outcome").to_pylist()
+        assert Counter(outcomes) == {"delivered": 50 * (rounds + 1) - 1, "overdue": 1}
+    assert rows[12] == rows[3]
+
+
 def test_files_to_delete_are_looked_for_more_rarely_in_larger_tables(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -366,7 +423,7 @@ def test_files_to_delete_are_looked_for_more_rarely_in_larger_tables(
     for batch in range(24):
         storage = open_storage(folder)
         for table in ("scheduled", "delivered"):
-            storage.replace_days(facts(table, f"m-{batch}"), table, {TODAY}, batch=batch)
+            replace(storage, facts(table, f"m-{batch}"), table, batch)
         storage.compact({TODAY})
     # Each time twice: a look at what would be deleted, and the deletion.
     assert listed.count("delivered") <= 2 * 24 // (30 // 5)
@@ -410,9 +467,9 @@ def test_another_format_than_that_of_the_folder_is_refused(tmp_path: Path) -> No
     assert json.loads((tmp_path / "parquet" / "_state" / "audit.json").read_bytes()) == {"version": 3}
     # Releases of bide without Delta tables refuse all versions but 2 and 3.
     head = tmp_path / "delta" / "_state" / "audit.json"
-    assert json.loads(head.read_bytes()) == {"version": 4, "format": "delta"}
-    head.write_text('{"version": 5, "format": "lance"}')
-    with pytest.raises(InvalidInputError, match="has an audit of version 5, but this bide writes version 3, or 4 with"):
+    assert json.loads(head.read_bytes()) == {"version": 5, "format": "delta"}
+    head.write_text('{"version": 6, "format": "lance"}')
+    with pytest.raises(InvalidInputError, match="has an audit of version 6, but this bide writes version 3, or 5 with"):
         Folder(str(tmp_path / "delta")).begin()
 
 

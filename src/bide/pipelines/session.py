@@ -316,3 +316,18 @@ def _reason(text: str) -> str:
         if line.strip() and not line[0].isspace():
             return f"{lines[0].removesuffix(_TRACEBACK).strip()} {line.strip()}"
     return lines[0].strip() if lines else "an error without a message"
+
+
+@contextmanager
+def times_with_statistics(spark: SparkSession) -> Iterator[None]:
+    """Write times to Parquet as INT64.
+
+    Spark's default, INT96, has no minimum and maximum for a file, by which readers pass over files.
+    """
+    name = "spark.sql.parquet.outputTimestampType"
+    before = spark.conf.get(name) or "INT96"
+    spark.conf.set(name, "TIMESTAMP_MICROS")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)

@@ -96,6 +96,11 @@ def arrow_schema(columns: str) -> pa.Schema:
     return pa.schema([(name, _TYPES[kind]) for name, kind in parse_columns(columns)])
 
 
+def with_batch(schema: pa.Schema) -> pa.Schema:
+    """The schema with the number of the batch, which is a partition column of Parquet tables."""
+    return schema if "batch" in schema.names else schema.append(pa.field("batch", pa.int64()))
+
+
 def table_of_rows(rows: Collection[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
     """Make a table of rows, whose values are in the order of the schema."""
     columns = zip(*rows, strict=True) if rows else ((),) * len(schema)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -20,8 +20,10 @@ from bide.pipelines.audit.columns import (
     PENDING_STATE,
     UNDECODABLE,
     arrow_schema,
+    with_batch,
 )
 from bide.pipelines.audit.queries import BATCH
+from bide.pipelines.audit.unfinished_work import BatchKey
 from bide.pipelines.delta import import_deltalake, newest_files
 
 if TYPE_CHECKING:
@@ -42,6 +44,9 @@ files, so that its cost for a version stays the same."""
 
 _VACUUMED: Final = "_state/vacuumed.json"
 _STAGED: Final = "_state/staged"
+_WITH_FOLDERS_OF_BATCHES: Final = ("messages", PENDING_STATE)
+"""Tables whose batches are replaced, so that no file has rows of several. Files of facts are merged instead."""
+
 _FACTS: Final = (*FACT_COLUMNS, UNDECODABLE)
 _TABLES: Final = (
     *(*_FACTS, "messages", "lateness", "pending", "failures", "schedules_pending"),
@@ -66,21 +71,61 @@ class DeltaStorage:
     def read(self, table: str, schema: pa.Schema, days: Collection[date] | None = None) -> pa.Table:
         if not self._exists(table):
             return schema.empty_table()
-        files = self._files_of(table)
-        if days is not None:
-            files = _of_days(files, days)
-        if not files.num_rows:
+        files = self._files_of(table) if days is None else self._files_of_days(table, days)
+        return self.read_files(table, schema, files.column("path").to_pylist())
+
+    def files(self, table: str, day: date) -> list[str]:
+        return list(self._files_of_days(table, {day}).column("path").to_pylist()) if self._exists(table) else []
+
+    def read_files(
+        self, table: str, schema: pa.Schema, files: Collection[str], *, due: tuple[datetime, datetime] | None = None
+    ) -> pa.Table:
+        if not files:
             return schema.empty_table()
         # Not by deltalake: it prepares each file of the table in Python, those of other days too. And its own file
         # system is in Python: Arrow's threads that still use it at exit abort the process.
         found = dataset.dataset(
-            files.column("path").to_pylist(),
+            list(files),
             schema=schema,
             format="parquet",
             filesystem=fs.SubTreeFileSystem(self._folder.path(table), fs.LocalFileSystem()),
-            partitioning=dataset.partitioning(pa.schema([one for one in schema if one.name == "day"]), flavor="hive"),
+            partitioning=dataset.partitioning(
+                pa.schema([one for one in schema if one.name in _partition_columns(table, schema)]), flavor="hive"
+            ),
         )
-        return found.to_table(columns=schema.names)
+        span = None if due is None else (dataset.field("due") >= due[0]) & (dataset.field("due") < due[1])
+        return found.to_table(columns=schema.names, filter=span)
+
+    def batches(self, table: str, day: date) -> dict[int, int]:
+        found = Counter[int]()
+        if self._exists(table):
+            files = self._files_of_days(table, {day})
+            columns = (files.column(name).to_pylist() for name in (*_batch_columns(table), "size_bytes"))
+            for first, last, size in zip(*columns, strict=True):
+                # A merged file of facts has several.
+                found.update(dict.fromkeys(range(first, last + 1), size))
+        return dict(found)
+
+    def read_batches(self, table: str, schema: pa.Schema, batches: Collection[BatchKey]) -> pa.Table:
+        if not batches or not self._exists(table):
+            return with_batch(schema).empty_table()
+        found = []
+        first, last = _batch_columns(table)
+        for day, numbers in _by_day(batches).items():
+            files = self._files_of_days(table, {day})
+            may_have = pc.and_(
+                pc.less_equal(files.column(first), max(numbers)), pc.greater_equal(files.column(last), min(numbers))
+            )
+            rows = self.read_files(table, with_batch(schema), files.filter(may_have).column("path").to_pylist())
+            found.append(rows.filter(pc.is_in(rows.column(BATCH), pa.array(numbers, pa.int64()))))
+        return pa.concat_tables(found)
+
+    def replace_batches(self, rows: pa.Table, table: str, batches: Collection[BatchKey]) -> None:
+        each = (
+            f"(day = '{day}' and {BATCH} in ({', '.join(map(str, numbers))}))"
+            for day, numbers in _by_day(batches).items()
+        )
+        self._overwrite(rows, table, " or ".join(each))
 
     def append(self, rows: pa.Table, table: str, batch: int) -> None:
         if rows.num_rows:
@@ -111,14 +156,9 @@ class DeltaStorage:
         self._write(found.scanner().to_reader(), table, mode="append")
         self._folder.files.delete_dir(staged)
 
-    def replace_days(self, rows: pa.Table, table: str, days: Collection[date], *, batch: int | None = None) -> None:
-        if batch is not None:
-            rows = _with(rows, batch=batch)
-        if self._exists(table):
-            listed = ", ".join(f"'{day}'" for day in sorted(days))
-            self._write(rows, table, mode="overwrite", predicate=f"day in ({listed})")
-        elif rows.num_rows:
-            self._write(rows, table, mode="append")
+    def replace_days(self, rows: pa.Table, table: str, days: Collection[date]) -> None:
+        listed = ", ".join(f"'{day}'" for day in sorted(days))
+        self._overwrite(rows, table, f"day in ({listed})")
 
     def replace(self, rows: pa.Table, table: str) -> None:
         self._write(rows, table, mode="overwrite")
@@ -136,7 +176,7 @@ class DeltaStorage:
 
     def _merge_small_files(self, table: str, days: Collection[date]) -> None:
         """Merge the small files of each of these days that has more than :data:`merging.MAX_BATCHES` of them."""
-        files = _of_days(self._files_of(table), days)
+        files = self._files_of_days(table, days)
         small = files.filter(pc.less(files.column("size_bytes"), merging.SMALL_BYTES)).column("partition.day")
         for day, count in Counter(small.to_pylist()).items():
             if count > merging.MAX_BATCHES:
@@ -163,6 +203,17 @@ class DeltaStorage:
         """The files of the newest version, with the columns ``path``, ``size_bytes`` and ``partition.day``."""
         return newest_files(self._open(table), self._folder.path(table))
 
+    def _files_of_days(self, table: str, days: Collection[date]) -> pa.Table:
+        files = self._files_of(table)
+        return files.filter(pc.is_in(files.column("partition.day"), pa.array(days, pa.date32())))
+
+    def _overwrite(self, rows: pa.Table, table: str, predicate: str) -> None:
+        """Replace the rows of which this is true with rows of which it is true."""
+        if self._exists(table):
+            self._write(rows, table, mode="overwrite", predicate=predicate)
+        elif rows.num_rows:
+            self._write(rows, table, mode="append")
+
     def _write(self, rows: Any, table: str, *, mode: str, predicate: str | None = None) -> None:
         """Write in one transaction."""
         name, equal = _split(table)
@@ -178,7 +229,7 @@ class DeltaStorage:
         self._deltalake.DeltaTable.create(
             self._folder.path(table),
             schema,
-            partition_by=[one for one in ("source", "day") if one in schema.names],
+            partition_by=_partition_columns(table, schema),
             configuration={
                 "delta.deletedFileRetentionDuration": interval,
                 "delta.logRetentionDuration": interval,
@@ -199,9 +250,24 @@ class DeltaStorage:
         return opened
 
 
-def _of_days(files: pa.Table, days: Collection[date]) -> pa.Table:
-    """The files of these days."""
-    return files.filter(pc.is_in(files.column("partition.day"), pa.array(days, pa.date32())))
+def _partition_columns(table: str, schema: pa.Schema) -> list[str]:
+    names = ("source", "day", BATCH) if table in _WITH_FOLDERS_OF_BATCHES else ("source", "day")
+    return [one for one in names if one in schema.names]
+
+
+def _batch_columns(table: str) -> tuple[str, str]:
+    """The columns with the first and the last batch in a file, among those of :func:`newest_files`."""
+    if table in _WITH_FOLDERS_OF_BATCHES:
+        return f"partition.{BATCH}", f"partition.{BATCH}"
+    return f"min.{BATCH}", f"max.{BATCH}"
+
+
+def _by_day(batches: Collection[BatchKey]) -> dict[date, list[int]]:
+    """The numbers of the batches of each day."""
+    found: defaultdict[date, list[int]] = defaultdict(list)
+    for day, number in sorted(batches):
+        found[day].append(number)
+    return dict(found)
 
 
 def _with(rows: pa.Table, *, batch: int) -> pa.Table:

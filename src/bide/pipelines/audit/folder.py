@@ -212,12 +212,11 @@ class Folder:
         Args:
             by: the partition columns of the table.
         """
-        (
-            rows.write.mode("overwrite")
-            .option("partitionOverwriteMode", "dynamic")
-            .partitionBy(*by)
-            .parquet(self.location(table))
-        )
+        from bide.pipelines.session import times_with_statistics
+
+        writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy(*by)
+        with times_with_statistics(rows.sparkSession):
+            writer.parquet(self.location(table))
 
     def append(self, facts: DataFrame, table: str, batch: int) -> None:
         """Write the facts of a batch, and replace facts that an earlier attempt has written."""

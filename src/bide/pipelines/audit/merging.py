@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import posixpath
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from datetime import date
 from typing import TYPE_CHECKING, Final
 
@@ -23,6 +23,16 @@ MERGED_FOLDER: Final = "_state/merged"
 """The folder for the rows of merged batches, until :func:`replace_batches` moves it."""
 
 _MERGE: Final = "_state/merge.json"
+
+
+def too_many(sizes: Mapping[int, int]) -> list[int]:
+    """The small batches of a day if there are more than :data:`MAX_BATCHES`; otherwise an empty list.
+
+    Args:
+        sizes: the bytes of all batches of the day.
+    """
+    small = sorted(number for number, size in sizes.items() if size < SMALL_BYTES)
+    return small if len(small) > MAX_BATCHES else []
 
 
 def batches_to_merge(folder: Folder, table: str, day: date) -> list[int]:

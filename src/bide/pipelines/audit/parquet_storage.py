@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import posixpath
+import re
+from collections import Counter
 from collections.abc import Collection, Iterator
-from datetime import date
-from typing import TYPE_CHECKING, Final
+from datetime import date, datetime
+from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
 import pyarrow as pa
@@ -13,8 +15,9 @@ from pyarrow import compute as pc
 from pyarrow import fs, parquet
 
 from bide.pipelines.audit import merging
-from bide.pipelines.audit.columns import APPENDED_TABLES, arrow_schema
+from bide.pipelines.audit.columns import APPENDED_TABLES, arrow_schema, with_batch
 from bide.pipelines.audit.queries import BATCH
+from bide.pipelines.audit.unfinished_work import BatchKey
 from bide.pipelines.formats import is_hidden
 
 if TYPE_CHECKING:
@@ -32,14 +35,45 @@ class ParquetStorage:
 
     def read(self, table: str, schema: pa.Schema, days: Collection[date] | None = None) -> pa.Table:
         if "day" not in schema.names:
-            return self._read(table, None, schema)
+            names = self._folder.entries(self._folder.path(table))
+            return self.read_files(table, schema, [one for one in names if _is_data(one)])
         if days is None:
             names = self._folder.entries(self._folder.path(table))
             days = [date.fromisoformat(one.removeprefix("day=")) for one in names if one.startswith("day=")]
-        return pa.concat_tables([schema.empty_table(), *self._days_of(table, days, schema)])
+        return self.read_files(table, schema, [file for day in days for file in self.files(table, day)])
+
+    def files(self, table: str, day: date) -> list[str]:
+        return [name for name, _ in _files(self._folder, table, day)]
+
+    def read_files(
+        self, table: str, schema: pa.Schema, files: Collection[str], *, due: tuple[datetime, datetime] | None = None
+    ) -> pa.Table:
+        rows = (self._read(self._folder.path(table, one), schema, due) for one in files)
+        return pa.concat_tables([schema.empty_table(), *rows])
+
+    def batches(self, table: str, day: date) -> dict[int, int]:
+        found = Counter[int]()
+        for name, size in _files(self._folder, table, day):
+            found[_batch_of(name)] += size
+        return dict(found)
+
+    def read_batches(self, table: str, schema: pa.Schema, batches: Collection[BatchKey]) -> pa.Table:
+        files = [
+            file
+            for day in {day for day, _ in batches}
+            for file, batch in files_of_day(self._folder, table, day).items()
+            if (day, batch) in batches
+        ]
+        return self.read_files(table, with_batch(schema), files)
+
+    def replace_batches(self, rows: pa.Table, table: str, batches: Collection[BatchKey]) -> None:
+        found = {(day, batch): some for day, more in _by(rows, "day") for batch, some in _by(more, BATCH)}
+        for day, batch in batches:
+            # File names are never reused, so that Folder.unfinished_work can see which days have changed.
+            self._replace(found.get((day, batch)), f"{table}/day={day}/batch={batch}")
 
     def append(self, rows: pa.Table, table: str, batch: int) -> None:
-        for day, some in _by_day(rows):
+        for day, some in _by(rows, "day"):
             self._write(some, table, f"day={day}", f"batch={batch}")
 
     def drop_batch(self, table: str, number: int) -> None:
@@ -54,11 +88,10 @@ class ParquetStorage:
     def append_staged(self, table: str, batch: int) -> None:
         pass
 
-    def replace_days(self, rows: pa.Table, table: str, days: Collection[date], *, batch: int | None = None) -> None:
-        found = dict(_by_day(rows))
+    def replace_days(self, rows: pa.Table, table: str, days: Collection[date]) -> None:
+        found = dict(_by(rows, "day"))
         for day in days:
-            # File names are never reused, so that Folder.unfinished_work can see which days have changed.
-            self._replace(found.get(day), f"{table}/day={day}", *(() if batch is None else (f"batch={batch}",)))
+            self._replace(found.get(day), f"{table}/day={day}")
 
     def replace(self, rows: pa.Table, table: str) -> None:
         files = self._folder.files
@@ -70,44 +103,34 @@ class ParquetStorage:
 
     def compact(self, days: Collection[date]) -> None:
         for table, day, batches in merging.facts_to_merge(self._folder, days):
-            schema = arrow_schema(APPENDED_TABLES[table])
-            places = [posixpath.join(table, f"day={day}", f"batch={one}") for one in batches]
-            rows = pa.concat_tables([self._read(place, day, schema) for place in places])
+            rows = self.read_batches(table, arrow_schema(APPENDED_TABLES[table]), {(day, one) for one in batches})
             if self._folder.exists(merged := self._folder.path(merging.MERGED_FOLDER)):
                 self._folder.files.delete_dir(merged)
-            self._write(rows.drop_columns(["day"]), merging.MERGED_FOLDER)
+            self._write(rows.drop_columns(["day", BATCH]), merging.MERGED_FOLDER)
             merging.replace_batches(self._folder, table, day, batches)
 
-    def _days_of(self, table: str, days: Collection[date], schema: pa.Schema) -> Iterator[pa.Table]:
-        for day in days:
-            place = f"{table}/day={day}"
-            yield self._read(place, day, schema)
-            for batch in self._folder.batches(table, day):
-                yield self._read(f"{place}/batch={batch}", day, schema, batch=batch)
+    def _read(self, path: str, schema: pa.Schema, due: tuple[datetime, datetime] | None) -> pa.Table:
+        """Read a file, and add the columns ``day`` and ``batch`` from its path if the schema has them."""
+        stored = [one for one in schema if one.name not in ("day", BATCH)]
+        with self._folder.files.open_input_file(path) as opened:
+            # Spark writes times as INT96 by default, which Arrow would read as nanoseconds.
+            file = parquet.ParquetFile(opened, coerce_int96_timestamp_unit="us")
+            groups = [one for one in range(file.num_row_groups) if due is None or _may_be_due(file, one, due)]
+            rows = file.read_row_groups(groups, columns=[one.name for one in stored])
+        columns = {one.name: rows.column(one.name).cast(one.type) for one in stored}
+        if "day" in schema.names:
+            day = date.fromisoformat(_partition("day", path))
+            columns["day"] = pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows)
+        if BATCH in schema.names:
+            columns[BATCH] = pa.repeat(pa.scalar(_batch_of(path), pa.int64()), rows.num_rows)
+        return pa.table([columns[one.name] for one in schema], schema=schema)
 
-    def _read(self, place: str, day: date | None, schema: pa.Schema, *, batch: int = 0) -> pa.Table:
-        """Read the files in a folder, and add the columns ``day`` and ``batch`` if the schema has them."""
-        named = {"day": (pa.date32(), day), BATCH: (pa.int64(), batch)}
-        stored = [one for one in schema if one.name not in named]
-        found = [schema.empty_table()]
-        for name in self._folder.entries(self._folder.path(place)):
-            if is_hidden(name) or not name.endswith(".parquet"):
-                continue
-            with self._folder.files.open_input_file(self._folder.path(place, name)) as file:
-                # Spark writes times as INT96, which Arrow would read as nanoseconds.
-                whole = parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")
-                rows = whole.read(columns=[one.name for one in stored])
-            columns = {one.name: rows.column(one.name).cast(one.type) for one in stored}
-            columns |= {one: pa.repeat(pa.scalar(value, kind), rows.num_rows) for one, (kind, value) in named.items()}
-            found.append(pa.table([columns[one.name] for one in schema], schema=schema))
-        return pa.concat_tables(found)
-
-    def _replace(self, rows: pa.Table | None, place: str, *below: str) -> None:
-        """Replace a folder with one file, in the subfolder *below* if given. Without rows, only delete the folder."""
+    def _replace(self, rows: pa.Table | None, place: str) -> None:
+        """Replace a folder with one file. Without rows, only delete the folder."""
         if self._folder.exists(old := self._folder.path(place)):
             self._folder.files.delete_dir(old)
         if rows is not None:
-            self._write(rows, place, *below)
+            self._write(rows, place)
 
     def _write(self, rows: pa.Table, *parts: str, name: str | None = None) -> None:
         """Write a file into a folder atomically, by default with a name that was never used."""
@@ -117,7 +140,41 @@ class ParquetStorage:
         self._folder.files.move(new, posixpath.join(folder, name or f"part-00000-{uuid4()}.parquet"))
 
 
-def _by_day(rows: pa.Table) -> Iterator[tuple[date, pa.Table]]:
-    """The rows of each day, without the column ``day``."""
-    for day in pc.unique(rows.column("day")).to_pylist():
-        yield day, rows.filter(pc.equal(rows.column("day"), day)).drop_columns(["day"])
+def files_of_day(folder: Folder, table: str, day: date) -> dict[str, int]:
+    """The files of a day of a table with batches, as paths in the folder of the table, with their batches."""
+    return {name: _batch_of(name) for name, _ in _files(folder, table, day)}
+
+
+def _files(folder: Folder, table: str, day: date) -> Iterator[tuple[str, int]]:
+    """The files of a day, as paths in the folder of the table, and their bytes."""
+    root = folder.path(table)
+    selector = fs.FileSelector(posixpath.join(root, f"day={day}"), allow_not_found=True, recursive=True)
+    for one in sorted(folder.files.get_file_info(selector), key=lambda one: one.path):
+        if one.is_file and _is_data(one.base_name):
+            yield one.path.removeprefix(f"{root}/"), one.size
+
+
+def _is_data(name: str) -> bool:
+    return name.endswith(".parquet") and not is_hidden(name)
+
+
+def _batch_of(path: str) -> int:
+    return int(_partition(BATCH, path))
+
+
+def _partition(column: str, path: str) -> str:
+    """The value of a partition column, from the path of a file."""
+    value: str = re.findall(rf"(?:^|/){column}=([^/]+)/", path)[-1]
+    return value
+
+
+def _may_be_due(file: parquet.ParquetFile, group: int, span: tuple[datetime, datetime]) -> bool:
+    """Whether a row group may have rows that are due in a span."""
+    found = file.metadata.row_group(group).column(file.schema.names.index("due")).statistics
+    return found is None or not found.has_min_max or (found.min < span[1] and found.max >= span[0])
+
+
+def _by(rows: pa.Table, column: str) -> Iterator[tuple[Any, pa.Table]]:
+    """The rows of each value of a column, without the column."""
+    for value in pc.unique(rows.column(column)).to_pylist():
+        yield value, rows.filter(pc.equal(rows.column(column), value)).drop_columns([column])

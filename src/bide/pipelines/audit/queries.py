@@ -57,6 +57,10 @@ class SqlForms(Protocol):
         """The function that makes a row of each element of a list."""
         ...
 
+    def last_due(self, waiting: str) -> str:
+        """The last due time in a list of structures."""
+        ...
+
     def struct(self, **fields: str) -> str:
         """A value with these fields."""
         ...
@@ -149,6 +153,19 @@ def messages(
             sent, scheduled, due, delivered, {_milliseconds("delivered", "due")} as lateness_ms, attempts, outcome,
             endpoint, started, ended, {durations}, waiting, day
         from decided"""
+
+
+def mark_overdue(messages: str, columns: Sequence[str], *, now: datetime, forms: SqlForms) -> str:
+    """The columns of messages, with the outcome of those that have become overdue without new facts.
+
+    Args:
+        messages: the table ``messages``, with the batch of each row.
+        now: the time until which the facts were read.
+    """
+    is_late = f"m.outcome = 'scheduled' and {overdue(forms.last_due('m.waiting'), now)}"
+    outcome = f"case when {is_late} then 'overdue' else m.outcome end as outcome"
+    chosen = (outcome if name == "outcome" else f"m.{name}" for name in columns)
+    return f"select {', '.join(chosen)} from {messages} as m"
 
 
 def pending_parts(messages: str, *, now: datetime, forms: SqlForms) -> str:

@@ -4,7 +4,7 @@ A round computes only messages with new facts again, from all facts of these mes
 replaced. Therefore the round writes these messages as a new batch, and rewrites the earlier batches that have any of
 them, to leave them out. The facts of a message usually arrive within a short time, so these batches are few and recent.
 
-To find these batches, the round reads only the column of message ids, on the days of the new facts.
+An index finds these batches (:mod:`bide.pipelines.audit.id_index`).
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from bide.pipelines.audit import facts, merging, tables
 from bide.pipelines.audit.columns import APPENDED_TABLES, FACT_COLUMNS, FAILURES_STATE, PENDING_STATE
 from bide.pipelines.audit.folder import Folder, Note
+from bide.pipelines.audit.id_index import IdIndex, union
+from bide.pipelines.audit.parquet_storage import files_of_day
 from bide.pipelines.audit.queries import BATCH
+from bide.pipelines.audit.round_work import RoundWork
 from bide.pipelines.audit.unfinished_work import BatchKey
+from bide.pipelines.memory_database import memory_database
+from bide.pipelines.session import times_with_statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -46,22 +51,15 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
     Returns:
         The days that were written.
     """
-    fresh: defaultdict[str, set[BatchKey]] = defaultdict(set)
-    for note in notes:
-        for table in (table for table in FACT_COLUMNS if note.rows.get(table)):
-            fresh[table] |= note.batches
-    unfinished = folder.unfinished_work()
-    for table in FACT_COLUMNS:
-        # On a day that an interrupted round changed, messages without new facts may be missing or duplicated too.
-        fresh[table] |= {(day, one) for day in unfinished.days for one in folder.batches(table, day)}
     overdue = tables.newly_overdue(folder.read(spark, PENDING_STATE, tables.PENDING_PARTS_SCHEMA), now=now)
-    to_rewrite = {(row["day"], row["batch"]) for row in overdue.collect()} | unfinished.batches
-    days = {day for some in (*fresh.values(), to_rewrite) for day, _ in some}
-    failed = {day for day, _ in fresh["failed"]}
+    work = RoundWork.of(
+        folder, notes, overdue=[(row["day"], row["batch"]) for row in overdue.collect()], batches=folder.batches
+    )
+    days, failed = work.days, work.days_with_failures
     if days:
-        _refresh_messages(spark, folder, fresh, to_rewrite, now=now)
-        if fresh["delivered"]:
-            _refresh_lateness(spark, folder, fresh["delivered"])
+        _refresh_messages(spark, folder, work, now=now)
+        if work.fresh["delivered"]:
+            _refresh_lateness(spark, folder, work.fresh["delivered"])
         if failed:
             parts = tables.failures_parts(folder.read(spark, "failed", facts.SCHEMAS["failed"], failed))
             folder.write(parts.repartition("day"), FAILURES_STATE)
@@ -81,27 +79,20 @@ def compact(spark: SparkSession, folder: Folder, days: Collection[date]) -> None
         rows = folder.read_batches(
             spark, table, facts.schema_of(APPENDED_TABLES[table]), {(day, one) for one in batches}
         )
-        rows.coalesce(1).drop("day", BATCH).write.mode("overwrite").parquet(folder.location(merging.MERGED_FOLDER))
+        with times_with_statistics(spark):
+            rows.coalesce(1).drop("day", BATCH).write.mode("overwrite").parquet(folder.location(merging.MERGED_FOLDER))
         merging.replace_batches(folder, table, day, batches)
 
 
-def _refresh_messages(
-    spark: SparkSession, folder: Folder, fresh: Mapping[str, set[BatchKey]], to_rewrite: set[BatchKey], *, now: datetime
-) -> None:
-    """Refresh the table of messages, and the counts of pending messages.
-
-    Args:
-        to_rewrite: batches of messages to rewrite for other reasons than new facts.
-    """
-    days = {day for some in fresh.values() for day, _ in some}
-    new = {
-        table: folder.read_batches(spark, table, facts.SCHEMAS[table], fresh.get(table, ())) for table in FACT_COLUMNS
-    }
+def _refresh_messages(spark: SparkSession, folder: Folder, work: RoundWork, *, now: datetime) -> None:
+    """Refresh the table of messages, and the counts of pending messages."""
+    fresh, days = work.fresh, work.days_with_facts
+    new = {table: folder.read_batches(spark, table, facts.SCHEMAS[table], fresh[table]) for table in FACT_COLUMNS}
     rows = reduce(lambda some, more: some.union(more), (one.select(*tables.MESSAGE_KEY) for one in new.values()))
     known = rows.where(F.col("message_id").isNotNull()).distinct().persist()
     try:
         ids = F.broadcast(known) if known.count() <= MAX_BROADCAST_IDS else known
-        found = _batches_with(spark, folder, fresh, days, ids)
+        found = _batches_with(folder, fresh)
         old = {
             table: folder.read_batches(spark, table, facts.SCHEMAS[table], found[table]).join(
                 ids, list(tables.MESSAGE_KEY), "left_semi"
@@ -114,7 +105,7 @@ def _refresh_messages(
         computed = tables.messages(*whole, now=now).withColumn(BATCH, F.lit(number).cast("long"))
 
         merged = _to_merge(folder, days)
-        replaced = found[_MESSAGES] | to_rewrite | merged
+        replaced = found[_MESSAGES] | work.to_rewrite | merged
         unchanged = folder.read_batches(spark, _MESSAGES, tables.MESSAGES_SCHEMA, replaced).join(
             ids, list(tables.MESSAGE_KEY), "left_anti"
         )
@@ -131,21 +122,22 @@ def _refresh_messages(
     folder.replace(parts.repartition("day", BATCH), PENDING_STATE, touched)
 
 
-def _batches_with(
-    spark: SparkSession, folder: Folder, fresh: Mapping[str, set[BatchKey]], days: Collection[date], ids: DataFrame
-) -> defaultdict[str, set[BatchKey]]:
-    """The earlier batches of facts and of messages that have any of the messages in *ids*, by table."""
-    candidates = []
-    for table in (*FACT_COLUMNS, _MESSAGES):
-        old = {(day, one) for day in days for one in folder.batches(table, day)} - fresh.get(table, set())
-        if old:
-            rows = folder.read_batches(spark, table, facts.schema_of("message_id string, day date"), old)
-            candidates.append(rows.withColumn("table", F.lit(table)))
+def _batches_with(folder: Folder, fresh: Mapping[str, set[BatchKey]]) -> defaultdict[str, set[BatchKey]]:
+    """The earlier batches of facts and of messages that have any of the messages with new facts, by table."""
     found: defaultdict[str, set[BatchKey]] = defaultdict(set)
-    if candidates:
-        rows = reduce(lambda some, more: some.union(more), candidates).join(ids, list(tables.MESSAGE_KEY), "left_semi")
-        for row in rows.select("table", "day", BATCH).distinct().collect():
-            found[row["table"]].add((row["day"], row["batch"]))
+    with memory_database() as database:
+        index = IdIndex(folder, database)
+        for day in sorted({day for batches in fresh.values() for day, _ in batches}):
+            files = {table: files_of_day(folder, table, day) for table in (*FACT_COLUMNS, _MESSAGES)}
+            new = {
+                table: [file for file, batch in some.items() if (day, batch) in fresh.get(table, ())]
+                for table, some in files.items()
+            }
+            wanted = union(index.digests(table, some) for table, some in new.items())
+            for table, some in files.items():
+                index.prune(table, day, some)
+                with_them = index.files_with(wanted, table, some.keys() - set(new[table]))
+                found[table] |= {(day, some[file]) for file in with_them}
     return found
 
 

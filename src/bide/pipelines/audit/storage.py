@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from datetime import date
+from datetime import date, datetime
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from bide.pipelines.audit.parquet_storage import ParquetStorage
+from bide.pipelines.audit.unfinished_work import BatchKey
 
 if TYPE_CHECKING:
     from bide.pipelines.audit.folder import Folder
@@ -22,6 +23,32 @@ class TableStorage(Protocol):
 
         A table that does not exist has no rows.
         """
+        ...
+
+    def files(self, table: str, day: date) -> list[str]:
+        """The files of a day, as paths in the folder of the table."""
+        ...
+
+    def read_files(
+        self, table: str, schema: pa.Schema, files: Collection[str], *, due: tuple[datetime, datetime] | None = None
+    ) -> pa.Table:
+        """Read the rows of files. The column ``batch`` is added if the schema has it.
+
+        Args:
+            due: pass over rows that are not due in this span, where that is known without reading them.
+        """
+        ...
+
+    def batches(self, table: str, day: date) -> dict[int, int]:
+        """The numbers of the batches of a day, and their bytes. For facts, numbers may be missing in between."""
+        ...
+
+    def read_batches(self, table: str, schema: pa.Schema, batches: Collection[BatchKey]) -> pa.Table:
+        """Read the rows of these batches, with a column ``batch``."""
+        ...
+
+    def replace_batches(self, rows: pa.Table, table: str, batches: Collection[BatchKey]) -> None:
+        """Replace all rows of these batches with rows of these batches, which have a column ``batch``."""
         ...
 
     def append(self, rows: pa.Table, table: str, batch: int) -> None:
@@ -40,12 +67,8 @@ class TableStorage(Protocol):
         """Append the staged rows of a batch."""
         ...
 
-    def replace_days(self, rows: pa.Table, table: str, days: Collection[date], *, batch: int | None = None) -> None:
-        """Replace all rows of these days.
-
-        Args:
-            batch: the number of the batch of the new rows; None if the table has no batches.
-        """
+    def replace_days(self, rows: pa.Table, table: str, days: Collection[date]) -> None:
+        """Replace all rows of these days in a table without batches."""
         ...
 
     def replace(self, rows: pa.Table, table: str) -> None:

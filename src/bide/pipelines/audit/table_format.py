@@ -13,7 +13,7 @@ VERSION: Final = 3
 PREVIOUS_VERSION: Final = 2
 """The version that had its positions in checkpoints of Spark. A round converts such an audit to :data:`VERSION`."""
 
-DELTA_VERSION: Final = 4
+DELTA_VERSION: Final = 5
 """The version of audits with Delta tables, which releases of bide without them refuse."""
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from bide.pipelines.audit import columns, queries
@@ -27,6 +26,9 @@ MESSAGE_KEY: Final = ("message_id", "day")
 
 class _SparkForms:
     unnest = "explode"
+
+    def last_due(self, waiting: str) -> str:
+        return f"array_max(transform({waiting}, one -> one.due))"
 
     def struct(self, **fields: str) -> str:
         pairs = ", ".join(f"'{name}', {value}" for name, value in fields.items())
@@ -66,9 +68,8 @@ def messages(
 
 def mark_overdue(messages: DataFrame, *, now: datetime) -> DataFrame:
     """Change the outcome of messages that have become overdue without new facts."""
-    last = "array_max(transform(waiting, one -> one.due))"
-    is_late = F.expr(f"outcome = 'scheduled' and {queries.overdue(last, now)}")
-    return messages.withColumn("outcome", F.when(is_late, F.lit("overdue")).otherwise(F.col("outcome")))
+    query = queries.mark_overdue("{messages}", messages.columns, now=now, forms=_FORMS)
+    return _run(query, messages=messages)
 
 
 def pending_parts(messages: DataFrame, *, now: datetime) -> DataFrame:

@@ -1,0 +1,105 @@
+"""Index of the message ids in the files of an audit, to find the files that have some.
+
+For each file of a table, ``_state/ids`` has the sorted 64-bit digests of its message ids. Files of tables are never
+changed, and their names are never reused. So the index is only a cache: what is missing is made again from the tables,
+and what is left over is deleted.
+
+Different ids with the same digest do no harm: a round reads a file that has none of its messages.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Collection, Iterable
+from datetime import date
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+from pyarrow import fs, parquet
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from bide.pipelines.audit.folder import Folder
+
+Digests = np.ndarray[Any, np.dtype[np.uint64]]
+"""Sorted digests of message ids."""
+
+IDS_SCHEMA: Final = pa.schema([("message_id", pa.string())])
+
+_INDEX: Final = "_state/ids"
+_SUFFIX: Final = ".arrow"
+_NEW_FILE: Final = "_state/ids.new"
+_SCHEMA: Final = pa.schema([("digest", pa.uint64())])
+_QUERY: Final = """
+    select distinct md5_number_lower(message_id) as digest from id_column where message_id is not null order by digest
+"""
+
+
+class IdIndex:
+    """The index of an audit.
+
+    Args:
+        database: where digests are computed.
+    """
+
+    def __init__(self, folder: Folder, database: duckdb.DuckDBPyConnection) -> None:
+        self._folder = folder
+        self._database = database
+
+    def digests(self, table: str, files: Iterable[str]) -> Digests:
+        """The digests of the messages in files, which are paths in the folder of the table."""
+        return union(self._read(table, one) for one in files)
+
+    def digests_of(self, ids: Iterable[pa.RecordBatch]) -> Digests:
+        """The digests of messages, whose ids are in the only column."""
+        self._database.register("id_column", pa.RecordBatchReader.from_batches(IDS_SCHEMA, ids))
+        try:
+            found = self._database.sql(_QUERY).to_arrow_table().column("digest")
+        finally:
+            self._database.unregister("id_column")
+        digests: Digests = found.to_numpy()
+        return digests
+
+    def files_with(self, wanted: Digests, table: str, files: Collection[str]) -> list[str]:
+        """The files that have any of the messages with these digests."""
+        return [one for one in files if _have_common(wanted, self._read(table, one))]
+
+    def prune(self, table: str, day: date, files: Collection[str]) -> None:
+        """Delete the index of all other files of a day."""
+        root = self._folder.path(_INDEX, table)
+        selector = fs.FileSelector(posixpath.join(root, f"day={day}"), allow_not_found=True, recursive=True)
+        for one in self._folder.files.get_file_info(selector):
+            if one.is_file and one.path.removeprefix(f"{root}/").removesuffix(_SUFFIX) not in files:
+                self._folder.files.delete_file(one.path)
+
+    def _read(self, table: str, file: str) -> Digests:
+        index = self._folder.path(_INDEX, table, f"{file}{_SUFFIX}")
+        if not self._folder.exists(index):
+            self._write(self._folder.path(table, file), index)
+        with self._folder.files.open_input_file(index) as opened:
+            digests: Digests = pa.ipc.open_file(opened).read_all().column("digest").to_numpy()
+            return digests
+
+    def _write(self, source: str, index: str) -> None:
+        files, new = self._folder.files, self._folder.path(_NEW_FILE)
+        with files.open_input_file(source) as opened:
+            digests = self.digests_of(parquet.ParquetFile(opened).iter_batches(columns=IDS_SCHEMA.names))
+        with files.open_output_stream(new) as output, pa.ipc.new_file(output, _SCHEMA) as writer:
+            writer.write_table(pa.table([digests], schema=_SCHEMA))
+        files.create_dir(posixpath.dirname(index))
+        files.move(new, index)
+
+
+def union(some: Iterable[Digests]) -> Digests:
+    """All of these digests."""
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *some]))
+
+
+def _have_common(some: Digests, more: Digests) -> bool:
+    few, many = sorted((some, more), key=len)
+    if not len(few):
+        return False
+    places = np.minimum(np.searchsorted(many, few), len(many) - 1)
+    return bool((many[places] == few).any())
