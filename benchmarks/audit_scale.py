@@ -1,11 +1,14 @@
-"""Duration of ``bide pipeline audit`` with many messages and a growing history.
+"""Cost of a round of ``bide pipeline audit`` while the history grows.
 
-``python -m benchmarks.audit_scale --messages 1000000 --increment 100000`` starts a broker of its own, turns the taps
-on, publishes a million messages with delays of up to a minute while consumers take them, and runs ``bide pipeline audit
---once``: that is the first figure. Then come some increments, each followed by an audit; the same million again,
-audited too; and as many increments of the same size. All messages are due on one day, so that each round has the whole
-history beside it in the same partitions. After every round the tables must have exactly what was sent. It prints all of
-it as JSON, and writes that to ``--result``.
+``python -m benchmarks.audit_scale --rounds 100`` starts a broker of its own, and writes to the streams of its taps what
+they would get of 100,000 messages in each round: nine of ten are delivered in the same round, the others in the next
+one. All are due on one day, so that the whole history is beside the new messages. Ids are random, so that no order of
+them helps. After each round comes ``bide pipeline audit --once``, and at the end the tables must have exactly what was
+written.
+
+With ``--before DIR``, another checkout audits the same streams into a folder of its own, and the two take turns. With
+``--folder DIR``, the broker, the tables and the figures stay, and the same command continues after an interruption that
+did not come while it was writing.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import multiprocessing
 import os
 import platform
 import random
@@ -23,238 +25,191 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, Final
 
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
+import duckdb
 
 import bide
-from bide.admin.apply import apply
+from bide.admin.infrastructure import install
 from bide.admin.taps import turn_on
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.delay.taps import taps_of
 from bide.local_broker import LocalBroker
-from bide.topology import Queue, Topology
 
-if TYPE_CHECKING:
-    from multiprocessing.synchronize import Event
+DAY: Final = datetime(2026, 1, 2, tzinfo=UTC)
+"""All messages are due on this day, each round in the minutes after those of the round before."""
+TARGETS: Final = 5
+LATER: Final = 10
+"""One message in ten is delivered in the next round."""
+WINDOW: Final = 2_000
+REPOSITORY: Final = Path(__file__).parents[1]
 
-BODY = b"x" * 200
-TARGET = "audit-scale"
-CLOCK = bide.Clock(max_delay=timedelta(minutes=10))
-COUNTED = ("scheduled", "delivered", "messages")
-TIMEOUT = 600
-"""Seconds that the last message may take to arrive."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """A round.
-
-    Attributes:
-        what: first, increment, or history.
-        history: messages that were audited before.
-        new: messages that came since.
-        publish_seconds: until the broker had confirmed them; *arrive_seconds* until consumers had taken all of them.
-        audit: what the command printed: ``seconds`` is the round, of which ``read_seconds`` were for the facts.
-        command_seconds: for the whole command, with the start of Python, Java and Spark.
-    """
-
-    what: str
-    history: int
-    new: int
-    publish_seconds: float
-    arrive_seconds: float
-    audit: dict[str, Any]
-    command_seconds: float
+Row = tuple[str, dict[str, Any]]
+"""A message id and headers."""
 
 
-def consume(url: str, taken: Any, over: Event) -> None:
-    """Consume and acknowledge messages until the event is set."""
-
-    async def run() -> None:
-        async with (
-            bide.connect(url, infrastructure=CLOCK) as client,
-            client.consume(TARGET, prefetch=2_000) as messages,
-        ):
-            ending = asyncio.ensure_future(asyncio.to_thread(over.wait))
-            ending.add_done_callback(lambda _: messages.stop())
-            async for message in messages:
-                await message.ack()
-                with taken.get_lock():
-                    taken.value += 1
-            await ending
-
-    asyncio.run(run())
+def messages_of(number: int, *, count: int, rounds: int) -> list[Row]:
+    """The messages of a round, the same in each run."""
+    chance = random.Random(number)
+    start, span = DAY + timedelta(days=1) / rounds * number, timedelta(days=1) / rounds
+    rows = []
+    for place in range(count):
+        due = int((start + span * place / count).timestamp() * 1_000)
+        headers = {"bide-to": f"q:target-{place % TARGETS}", "bide-due": due, "bide-sent": due - 60_000}
+        rows.append((f"{chance.getrandbits(128):032x}", headers))
+    return rows
 
 
-@contextmanager
-def consumers(url: str, number: int) -> Iterator[Any]:
-    """Run consumer processes; yields the shared count of messages that they have acknowledged."""
-    context = multiprocessing.get_context("spawn")
-    taken, over = context.Value("q", 0), context.Event()
-    processes = [context.Process(target=consume, args=(url, taken, over), daemon=True) for _ in range(number)]
-    for one in processes:
-        one.start()
+async def write(url: str, stream: str, rows: list[Row]) -> None:
+    """Write messages to a stream, and wait until the broker has confirmed them."""
+    connection = await Connection.open(BrokerUrl.parse(url))
     try:
-        yield taken
+        channel = await connection.channel(confirms=True)
+        for begin in range(0, len(rows), WINDOW):
+            await asyncio.gather(
+                *(
+                    channel.publish(
+                        exchange="",
+                        routing_key=stream,
+                        values={"message_id": name, "headers": headers, "delivery_mode": 2},
+                        body=b"x" * 200,
+                    )
+                    for name, headers in rows[begin : begin + WINDOW]
+                )
+            )
     finally:
-        over.set()
-        for one in processes:
-            one.join()
+        await connection.close()
 
 
 async def prepare(url: str) -> None:
-    """Put the delay infrastructure, its taps and the target on the broker."""
+    """Declare the streams of the taps."""
     connection = await Connection.open(BrokerUrl.parse(url))
-    await apply(connection, CLOCK.topology())
-    await apply(connection, Topology(queues=[Queue.quorum(TARGET)]))
-    await turn_on(connection, CLOCK)
-    await connection.close()
+    try:
+        await install(connection, bide.Clock())
+        await turn_on(connection, bide.Clock())
+    finally:
+        await connection.close()
 
 
-async def publish(url: str, count: int, seconds: int) -> None:
-    """Publish ``count`` messages, each with a random delay of whole seconds."""
-    delays = [timedelta(seconds=one) for one in range(1, seconds + 1)]
-    chosen = random.Random(count)
-    async with bide.connect(url, infrastructure=CLOCK) as client:
-        await client.publish_many(
-            (bide.OutgoingMessage(BODY, to=TARGET, delay=chosen.choice(delays)) for _ in range(count)), window=20_000
-        )
-
-
-def send(url: str, count: int, seconds: int, taken: Any) -> tuple[float, float]:
-    """Publish, and wait until consumers have taken all of it; how long both took."""
-    expected = taken.value + count
-    began = time.monotonic()
-    asyncio.run(publish(url, count, seconds))
-    published = time.monotonic() - began
-    deadline = time.monotonic() + seconds + TIMEOUT
-    while taken.value < expected:
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{expected - taken.value} messages have not arrived after {seconds + TIMEOUT} s")
-        if not multiprocessing.active_children():
-            raise SystemExit("no consumer is left: see the errors above")
-        time.sleep(0.2)  # a shared counter has no event
-    return published, time.monotonic() - began
-
-
-def audit(url: str, port: str, folder: Path, master: str) -> tuple[dict[str, Any], float]:
-    """One round by the command line, and how long that took in all."""
-    command = [sys.executable, "-m", "bide", "pipeline", "audit", "--into", str(folder), "--once", "--json",
-               "--master", master]  # fmt: skip
-    environment = {**os.environ, "BIDE_URL": url, "BIDE_STREAM_PORT": port}
+def audit(broker: LocalBroker, source: Path, into: Path, options: list[str]) -> dict[str, Any]:
+    """One round by the command of a checkout: what it printed, and the time of the whole command."""
+    command = [sys.executable, "-m", "bide", "pipeline", "audit", "--into", str(into), "--once", "--json", *options]
+    assert broker.stream_url is not None
+    environment = {
+        **os.environ,
+        "BIDE_URL": broker.url,
+        "BIDE_STREAM_PORT": broker.stream_url.rstrip("/").rpartition(":")[2],
+        "PYTHONPATH": str(source / "src"),
+    }
     began = time.monotonic()
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
     took = time.monotonic() - began
-    report = json.loads(done.stdout)
-    del report["into"]  # a temporary folder
-    return report, took
+    report: dict[str, Any] = json.loads(done.stdout)
+    return {
+        "seconds": round(report["seconds"], 1),
+        "read_seconds": round(report["read_seconds"], 1),
+        "command_seconds": round(took, 1),
+        "engine": report["engine"],
+    }
 
 
-def check(folder: Path, expected: int) -> None:
-    """The tables have each message exactly once, all of them delivered, and nothing pending."""
-    for table in COUNTED:
-        data = ds.dataset(folder / table, partitioning="hive", exclude_invalid_files=True)
-        ids = data.to_table(columns=["message_id"])["message_id"]
-        found, different = len(ids), pc.count_distinct(ids).as_py()
-        if (found, different) != (expected, expected):
-            raise SystemExit(f"{table} has {found} rows with {different} ids, where {expected} messages were sent")
-    outcomes = ds.dataset(folder / "messages", partitioning="hive").to_table(columns=["outcome"])["outcome"]
-    if pc.unique(outcomes).to_pylist() != ["delivered"]:
-        raise SystemExit(f"outcomes of delivered messages: {pc.value_counts(outcomes).to_pylist()}")
-    if pending := ds.dataset(folder / "pending").count_rows():
-        raise SystemExit(f"all was delivered, and {pending} rows are pending")
+def check(into: Path, expected: int, late: int) -> None:
+    """The tables have each message exactly once, and the last ones are overdue."""
+    with duckdb.connect() as database:
+        for table in ("scheduled", "messages"):
+            counts = f"select count(*), count(distinct message_id) from '{into}/{table}/**/*.parquet'"
+            found = database.execute(counts).fetchone()
+            if found != (expected, expected):
+                raise SystemExit(f"{table} has {found} rows and ids, where {expected} messages were written")
+        outcomes = f"select outcome, count(*) from '{into}/messages/**/*.parquet' group by all"
+        if dict(database.execute(outcomes).fetchall()) != {"delivered": expected - late, "overdue": late}:
+            raise SystemExit(f"outcomes are wrong, where {late} messages are not delivered")
 
 
-def measure(arguments: argparse.Namespace, broker: LocalBroker, folder: Path) -> Iterator[list[Measured]]:
+def measure(arguments: argparse.Namespace, broker: LocalBroker, folder: Path, known: list[Any]) -> Iterator[list[Any]]:
     """All rounds so far, after each of them."""
-    found: list[Measured] = []
-    asyncio.run(prepare(broker.url))
-    assert broker.stream_url is not None
-    port = broker.stream_url.rstrip("/").rpartition(":")[2]
-    increments = [("increment", arguments.increment, arguments.increment_seconds)] * arguments.increments
-    full = (arguments.messages, arguments.seconds)
-    with consumers(broker.url, arguments.consumers) as taken:
-        for what, count, seconds in (("first", *full), *increments, ("history", *full), *increments):
-            history = sum(one.new for one in found)
-            published, arrived = send(broker.url, count, seconds, taken)
-            report, took = audit(broker.url, port, folder, arguments.master)
-            check(folder, history + count)
-            one = Measured(
-                what=what,
-                history=history,
-                new=count,
-                publish_seconds=round(published, 1),
-                arrive_seconds=round(arrived, 1),
-                audit=report,
-                command_seconds=round(took, 1),
-            )
-            found.append(one)
-            print(
-                f"{what}: {count:,} new after {history:,}: published in {published:.1f} s, all taken after "
-                f"{arrived:.1f} s, audited in {report['seconds']:.1f} s ({report['read_seconds']:.1f} s of it for the "
-                f"facts), {took:.1f} s with the start",
-                file=sys.stderr,
-                flush=True,
-            )
-            yield found
+    taps = taps_of(bide.Clock())
+    sources = {"now": REPOSITORY, **({"before": arguments.before} if arguments.before else {})}
+    found = list(known)
+    for number in range(len(found), arguments.rounds):
+        rows, last = (
+            messages_of(one, count=arguments.messages, rounds=arguments.rounds) if one >= 0 else []
+            for one in (number, number - 1)
+        )
+        begun = time.monotonic()
+        written = folder / f"written-{number}"
+        if not written.exists():
+            # A second run that finds this, and not the other, does not know how much was written.
+            (folder / f"writing-{number}").touch(exist_ok=False)
+            asyncio.run(write(broker.url, taps.scheduled, rows))
+            delivered = [row for place, row in enumerate(rows) if place % LATER]
+            asyncio.run(write(broker.url, taps.delivered, [*last[::LATER], *delivered]))
+            written.touch()
+        wrote = time.monotonic() - begun
+        # They take turns at being first.
+        names = sorted(sources, reverse=bool(number % 2))
+        audits = {name: audit(broker, sources[name], folder / name, arguments.options) for name in names}
+        found.append({"history": number * arguments.messages, "write_seconds": round(wrote, 1), **audits})
+        print(json.dumps(found[-1]), file=sys.stderr, flush=True)
+        yield found
+    for name in sources:
+        check(folder / name, arguments.rounds * arguments.messages, len(range(0, arguments.messages, LATER)))
 
 
-def summary(found: list[Measured]) -> dict[str, Any]:
-    """The first round, and increments after the history and after twice as much, side by side."""
-    half = next((place for place, one in enumerate(found) if one.what == "history"), len(found))
-    sides = {}
-    for name, some in (("after_once", found[1:half]), ("after_twice", found[half + 1 :])):
-        if not some:
-            continue
-        seconds = [one.audit["seconds"] for one in some]
-        sides[name] = {
-            "history": some[0].history,
-            "new": some[0].new,
-            "seconds": [round(one, 1) for one in seconds],
-            "median": round(statistics.median(seconds), 1),
+def summary(found: list[Any]) -> dict[str, Any]:
+    """The medians of the rounds after the first one, and of as many at the end."""
+    some = max(1, min(10, (len(found) - 1) // 2))
+    sides = {"first": found[1 : 1 + some], "last": found[-some:]}
+    return {
+        name: {
+            side: {
+                "history": rounds[0]["history"],
+                **{
+                    figure: round(statistics.median(one[name][figure] for one in rounds), 1)
+                    for figure in ("seconds", "read_seconds", "command_seconds")
+                },
+            }
+            for side, rounds in sides.items()
         }
-    return {"first_seconds": round(found[0].audit["seconds"], 1), **sides}
+        for name in ("now", "before")
+        if name in found[0]
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--messages", type=int, default=1_000_000, help="of the first round, and once more later")
-    parser.add_argument("--seconds", type=int, default=60, help="the longest of their delays")
-    parser.add_argument("--increment", type=int, default=100_000, help="messages of each increment")
-    parser.add_argument("--increment-seconds", type=int, default=5, help="the longest of their delays")
-    parser.add_argument("--increments", type=int, default=3, help="how many after the history, and after twice that")
-    parser.add_argument("--consumers", type=int, default=2, help="processes that take messages")
-    parser.add_argument("--master", default="local[*]", help="of Spark")
+    parser.add_argument("--rounds", type=int, default=100)
+    parser.add_argument("--messages", type=int, default=100_000, help="of each round")
+    parser.add_argument("--before", type=Path, help="another checkout, which audits the same streams")
+    parser.add_argument("--folder", type=Path, help="where everything is kept, to continue")
     parser.add_argument("--chroot", type=Path, help="the root of another system whose RabbitMQ is started")
-    parser.add_argument("--into", type=Path, help="a new folder for the audit's tables, which then stays")
     parser.add_argument("--result", type=Path, help="a file for all figures, as JSON")
+    parser.add_argument("options", nargs="*", default=["--engine", "spark"], help="of the audit; after --")
     arguments = parser.parse_args()
-    if arguments.increments < 1:
-        parser.error("--increments: at least one")
-    with (
-        tempfile.TemporaryDirectory() as temporary,
-        LocalBroker.start(ephemeral=True, chroot=arguments.chroot) as broker,
-    ):
-        text = ""
-        for found in measure(arguments, broker, arguments.into or Path(temporary) / "audit"):
-            facts = {
-                "date": datetime.now(UTC).isoformat(timespec="seconds"),
-                "rabbitmq": broker.release,
-                "python": platform.python_version(),
-                "cores": os.cpu_count(),
-                "load_average": [round(one, 1) for one in os.getloadavg()],
-            }
-            text = json.dumps({**facts, **summary(found), "rounds": [asdict(one) for one in found]}, indent=1)
-            # What an interruption leaves is worth having, too.
-            if arguments.result is not None:
-                arguments.result.write_text(f"{text}\n")
-    print(text)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (arguments.folder or Path(temporary)).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        figures = folder / "figures.json"
+        known = json.loads(figures.read_text())["rounds"] if figures.exists() else []
+        with LocalBroker.start(folder / "broker", detached=False, chroot=arguments.chroot) as broker:
+            asyncio.run(prepare(broker.url))
+            for found in measure(arguments, broker, folder, known):
+                about = {
+                    "date": datetime.now(UTC).isoformat(timespec="seconds"),
+                    "rabbitmq": broker.release,
+                    "python": platform.python_version(),
+                    "cores": os.cpu_count(),
+                    "load_average": [round(one, 1) for one in os.getloadavg()],
+                    "messages": arguments.messages,
+                    "options": arguments.options,
+                }
+                text = json.dumps({**about, **(summary(found) if len(found) > 1 else {}), "rounds": found}, indent=1)
+                figures.write_text(f"{text}\n")
+        if arguments.result is not None:
+            arguments.result.write_text(figures.read_text())
 
 
 if __name__ == "__main__":
