@@ -187,10 +187,7 @@ def types_in(folder: Path) -> dict[str, set[str]]:
 
 
 def _types(file: Path) -> Iterable[str]:
-    schema = parquet.read_schema(file)
-    # Spark stores times as INT96, which has no zone.
-    times = {pa.timestamp("us", "UTC"): "time", pa.timestamp("ns"): "time"}
-    return (f"{one.name} {times.get(one.type, str(one.type))}" for one in schema if not pa.types.is_list(one.type))
+    return (f"{one.name} {one.type}" for one in parquet.read_schema(file) if not pa.types.is_list(one.type))
 
 
 def _rows(table: Path) -> list[Any]:

@@ -76,7 +76,7 @@ def test_an_audit_needs_no_spark(streams: AuditedStreams, tmp_path: Path) -> Non
     program = [sys.executable, "-c", WITHOUT_SPARK, *command(streams, tmp_path / "audit", "--once", "--json")]
     first, second = (json.loads(subprocess.run(program, capture_output=True, check=True).stdout) for _ in range(2))
     assert (first["engine"], second["engine"]) == ("local", "local")
-    assert first["engine_reason"].startswith("the folder has ")
+    assert first["engine_reason"].startswith("the new messages have ")
     found = tables_in(tmp_path / "audit")
     kinds = ("scheduled", "delivered", "processed", "failed")
     assert first["rows"] == {name: len(found.get(name, ())) for name in kinds}
@@ -147,10 +147,18 @@ def test_large_audits_and_uris_are_left_to_spark(streams: AuditedStreams, tmp_pa
     folder = Folder(str(place))
     with pytest.raises(NeedsSparkError, match=r"^the new messages have .* kB, more than 1\.0 kB$"):
         check_small(sources, folder, largest=1_000)
-    run.run(None, sources, folder)
-    assert check_small(sources, folder, largest=10_000_000).endswith(", and the new messages have 0 B")
-    with pytest.raises(NeedsSparkError, match=r"^the folder has .* kB, more than 1\.0 kB$"):
-        check_small(sources, folder, largest=1_000)
+    run.run(None, sources, folder, largest=0)
+    assert check_small(sources, folder, largest=1_000) == "the new messages have 0 B"
+    before = tables_in(place)
+    streams.fill(1)
+    with pytest.raises(NeedsSparkError, match=r"^the files with earlier facts have .* kB, more than 1\.0 kB$"):
+        run.run(None, sources, folder, largest=1_000)
+    after = tables_in(place)
+    assert after["messages"] == before["messages"]
+    assert after["scheduled"] != before["scheduled"]
+    run.run(None, sources, folder, largest=10_000_000)
+    run.run(None, sources, Folder(str(tmp_path / "whole")))
+    assert tables_in(place) == tables_in(tmp_path / "whole")
     with pytest.raises(NeedsSparkError, match=r"is a URI$"):
         check_small(sources, Folder(f"file://{place}"), largest=None)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,8 +13,9 @@ import pytest
 
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.run import run
-from tests.audited_streams import TABLES, AuditedStreams, tables_in, types_in
+from tests.audited_streams import EVENTS, TABLES, AuditedStreams, tables_in, types_in
 from tests.support import Vhost
+from tests.timeouts import TIMEOUT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -40,6 +45,34 @@ def test_both_engines_write_the_same_tables(spark: SparkSession, streams: Audite
     for name in expected:
         kinds = [spark.read.parquet(str(place / name)).drop("batch").schema for place in places.values()]
         assert kinds[0] == kinds[1], name
+
+
+WITH_ROOM_FOR_NOTHING = """
+import sys
+from bide.cli.app import run
+from bide.pipelines.audit import size
+size.MAX_EARLIER_BYTES = 1
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.long
+@pytest.mark.slow
+def test_a_round_with_large_files_of_earlier_facts_is_left_to_spark(streams: AuditedStreams, tmp_path: Path) -> None:
+    place = tmp_path / "audit"
+    where = ("--url", streams.vhost.url, "--stream-port", str(streams.port), "--events", EVENTS)
+    program = [sys.executable, "-c", WITH_ROOM_FOR_NOTHING, "pipeline", "audit", "--into", str(place), *where]
+    found = []
+    for _ in range(2):
+        done = subprocess.run([*program, "--once", "--json"], capture_output=True, check=True, timeout=TIMEOUT)
+        found.append(json.loads(done.stdout))
+        streams.fill(1)
+    assert found[0]["engine"] == "local"
+    assert found[1]["engine"] == "spark"
+    assert re.fullmatch(r"the files with earlier facts have .* kB, more than 1 B", found[1]["engine_reason"])
+    run(None, streams.sources(), Folder(str(place)))
+    run(None, streams.sources(), Folder(str(tmp_path / "whole")))
+    assert tables_in(place) == tables_in(tmp_path / "whole")
 
 
 @pytest.mark.long

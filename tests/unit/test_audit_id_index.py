@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -12,20 +13,22 @@ from pyarrow import parquet
 
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.id_index import IDS_SCHEMA, Digests, IdIndex
+from bide.pipelines.audit.table_files import TableFile
 from bide.pipelines.memory_database import memory_database
 
 TODAY = date(2026, 11, 21)
-FILES: dict[str, list[str | None]] = {
+IDS: dict[str, list[str | None]] = {
     "day=2026-11-21/batch=0/part-0.parquet": ["a", "b", None],
     "day=2026-11-21/batch=1/part-1.parquet": ["c"],
 }
+FIRST, SECOND = FILES = [TableFile(path=name, size=1, first=0, last=0) for name in IDS]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Folder:
     found = Folder(str(tmp_path))
     found.begin()
-    for name, ids in FILES.items():
+    for name, ids in IDS.items():
         write(found, name, ids)
     return found
 
@@ -52,48 +55,46 @@ def names(folder: Folder) -> set[str]:
 
 
 def test_files_with_any_of_the_messages_are_found(index: IdIndex) -> None:
-    first, second = FILES
     for ids, expected in (
-        (["a"], [first]),
-        (["c", "d", "b"], [first, second]),
+        (["a"], [FIRST]),
+        (["c", "d", "b"], [FIRST, SECOND]),
         (["d"], []),
         ([None], []),
         ([], []),
-        ([*map(str, range(1_000)), "c"], [second]),
+        ([*map(str, range(1_000)), "c"], [SECOND]),
     ):
-        assert index.files_with(digests_of(index, *ids), "messages", [*FILES]) == expected, ids
-    assert index.files_with(index.digests("messages", [second]), "messages", [*FILES]) == [second]
-    assert list(index.digests("messages", [*FILES])) == list(digests_of(index, "c", "b", "a"))
+        assert index.files_with(digests_of(index, *ids), "messages", FILES) == expected, ids
+    assert index.files_with(index.digests("messages", [SECOND]), "messages", FILES) == [SECOND]
+    assert list(index.digests("messages", FILES)) == list(digests_of(index, "c", "b", "a"))
 
 
 def test_a_file_of_null_ids_is_never_found(folder: Folder, index: IdIndex) -> None:
-    other = "day=2026-11-21/batch=2/part-2.parquet"
-    write(folder, other, [None, None])
+    other = replace(SECOND, path="day=2026-11-21/batch=2/part-2.parquet")
+    write(folder, other.path, [None, None])
     assert index.files_with(digests_of(index, "a", None), "messages", [other]) == []
 
 
 def test_an_index_that_is_lost_is_made_again(folder: Folder, index: IdIndex) -> None:
     wanted = digests_of(index, "b")
-    assert index.files_with(wanted, "messages", [*FILES]) == [next(iter(FILES))]
+    assert index.files_with(wanted, "messages", FILES) == [FIRST]
     before = names(folder)
     for name in before:
         Path(folder.path("_state", "ids", "messages", name)).unlink()
-    assert index.files_with(wanted, "messages", [*FILES]) == [next(iter(FILES))]
-    assert names(folder) == before == {f"{name}.arrow" for name in FILES}
+    assert index.files_with(wanted, "messages", FILES) == [FIRST]
+    assert names(folder) == before == {f"{name}.arrow" for name in IDS}
 
 
 def test_a_file_is_read_once(folder: Folder, index: IdIndex) -> None:
     index.digests("messages", FILES)
-    for name in FILES:
+    for name in IDS:
         Path(folder.path("messages", name)).unlink()
-    assert index.files_with(digests_of(index, "c"), "messages", [*FILES]) == ["day=2026-11-21/batch=1/part-1.parquet"]
+    assert index.files_with(digests_of(index, "c"), "messages", FILES) == [SECOND]
 
 
 def test_the_index_of_files_that_are_gone_is_deleted(folder: Folder, index: IdIndex) -> None:
-    other_day = "day=2026-11-22/batch=0/part-0.parquet"
-    write(folder, other_day, ["a"])
+    other_day = replace(SECOND, path="day=2026-11-22/batch=0/part-0.parquet")
+    write(folder, other_day.path, ["a"])
     index.digests("messages", [*FILES, other_day])
-    kept = [*FILES][1]
-    index.prune("messages", TODAY, [kept])
-    assert names(folder) == {f"{kept}.arrow", f"{other_day}.arrow"}
+    index.prune("messages", TODAY, [SECOND])
+    assert names(folder) == {f"{SECOND.path}.arrow", f"{other_day.path}.arrow"}
     index.prune("delivered", TODAY, [])

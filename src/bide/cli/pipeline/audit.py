@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
 from importlib.util import find_spec
 from types import FrameType
@@ -83,8 +83,8 @@ def audit(
     and undecodable (raw bytes of messages that are not AMQP 1.0). Other tables are computed from these facts: messages
     (with a row for each message), pending, lateness and failures. After an interruption or a crash, the same command
     continues, and counts no message twice. Turn on taps with 'bide tap on', and give endpoints a bide.EventStream() to
-    write events. With --once, up to 100 MB are audited in this process, more with Spark; Delta tables always in this
-    process.
+    write events. With --once, up to 100 MB of new messages are audited in this process, more with Spark; Delta tables
+    always in this process.
     """
     pause = duration_of("--every", every).total_seconds()
     refuse_missing_audit_packages(choice)
@@ -92,6 +92,7 @@ def audit(
     from bide.amqp.url import DEFAULT_URL
     from bide.pipelines.audit.folder import Folder
     from bide.pipelines.audit.run import run
+    from bide.pipelines.audit.size import MAX_EARLIER_BYTES
     from bide.pipelines.audit.sources import candidates, find_sources
 
     folder = Folder(place, table_format=table_format)
@@ -111,17 +112,27 @@ def audit(
     folder.begin()
     # Errors in the options or of the broker are reported before Spark starts.
     engine = _engine_for(find(), folder, choice, once=once)
-    session: AbstractContextManager[Any] = nullcontext()
-    if engine.is_spark:
+    largest = None if choice.forced() or folder.table_format != "parquet" else MAX_EARLIER_BYTES
+
+    def open_session() -> AbstractContextManager[Any]:
+        if not engine.is_spark:
+            return nullcontext()
         refuse_without_spark(engine)
-        session = choice.open_session("bide pipeline audit", engine, quiet=not settings.verbosity)
-    with folder.lock(), session as spark, _collect_signals() as received:
+        return choice.open_session("bide pipeline audit", engine, quiet=not settings.verbosity)
+
+    with ExitStack() as sessions, folder.lock(), _collect_signals() as received:
+        spark = sessions.enter_context(open_session())
         while not received:
             began = time.monotonic()
             try:
                 # Before each round, because taps and endpoints may be added while the command runs.
                 with progress("auditing", done=folder.noted_rows), _engine_errors(engine):
-                    done = run(spark, find(), folder)
+                    done = run(spark, find(), folder, largest=largest)
+            except NeedsSparkError as error:
+                # The round has appended its facts. Another one computes the other tables from them.
+                engine = choice.choose_spark(error)
+                spark = sessions.enter_context(open_session())
+                continue
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 if once:
                     raise

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from datetime import date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,9 +20,9 @@ from bide.pipelines.audit.columns import (
     PENDING_STATE,
     UNDECODABLE,
     arrow_schema,
-    with_batch,
 )
 from bide.pipelines.audit.queries import BATCH
+from bide.pipelines.audit.table_files import TableFile
 from bide.pipelines.audit.unfinished_work import BatchKey
 from bide.pipelines.delta import import_deltalake, newest_files
 
@@ -74,18 +74,23 @@ class DeltaStorage:
         files = self._files_of(table) if days is None else self._files_of_days(table, days)
         return self.read_files(table, schema, files.column("path").to_pylist())
 
-    def files(self, table: str, day: date) -> list[str]:
-        return list(self._files_of_days(table, {day}).column("path").to_pylist()) if self._exists(table) else []
+    def files(self, table: str, day: date) -> list[TableFile]:
+        if not self._exists(table):
+            return []
+        found = self._files_of_days(table, {day})
+        names = ("path", "size_bytes", *_batch_columns(table))
+        rows = zip(*(found.column(name).to_pylist() for name in names), strict=True)
+        return [TableFile(path=path, size=size, first=first, last=last) for path, size, first, last in rows]
 
     def read_files(
-        self, table: str, schema: pa.Schema, files: Collection[str], *, due: tuple[datetime, datetime] | None = None
+        self, table: str, schema: pa.Schema, files: Iterable[str], *, due: tuple[datetime, datetime] | None = None
     ) -> pa.Table:
-        if not files:
+        if not (paths := list(files)):
             return schema.empty_table()
         # Not by deltalake: it prepares each file of the table in Python, those of other days too. And its own file
         # system is in Python: Arrow's threads that still use it at exit abort the process.
         found = dataset.dataset(
-            list(files),
+            paths,
             schema=schema,
             format="parquet",
             filesystem=fs.SubTreeFileSystem(self._folder.path(table), fs.LocalFileSystem()),
@@ -96,35 +101,11 @@ class DeltaStorage:
         span = None if due is None else (dataset.field("due") >= due[0]) & (dataset.field("due") < due[1])
         return found.to_table(columns=schema.names, filter=span)
 
-    def batches(self, table: str, day: date) -> dict[int, int]:
-        found = Counter[int]()
-        if self._exists(table):
-            files = self._files_of_days(table, {day})
-            columns = (files.column(name).to_pylist() for name in (*_batch_columns(table), "size_bytes"))
-            for first, last, size in zip(*columns, strict=True):
-                # A merged file of facts has several.
-                found.update(dict.fromkeys(range(first, last + 1), size))
-        return dict(found)
-
-    def read_batches(self, table: str, schema: pa.Schema, batches: Collection[BatchKey]) -> pa.Table:
-        if not batches or not self._exists(table):
-            return with_batch(schema).empty_table()
-        found = []
-        first, last = _batch_columns(table)
-        for day, numbers in _by_day(batches).items():
-            files = self._files_of_days(table, {day})
-            may_have = pc.and_(
-                pc.less_equal(files.column(first), max(numbers)), pc.greater_equal(files.column(last), min(numbers))
-            )
-            rows = self.read_files(table, with_batch(schema), files.filter(may_have).column("path").to_pylist())
-            found.append(rows.filter(pc.is_in(rows.column(BATCH), pa.array(numbers, pa.int64()))))
-        return pa.concat_tables(found)
-
     def replace_batches(self, rows: pa.Table, table: str, batches: Collection[BatchKey]) -> None:
-        each = (
-            f"(day = '{day}' and {BATCH} in ({', '.join(map(str, numbers))}))"
-            for day, numbers in _by_day(batches).items()
-        )
+        numbers: defaultdict[date, list[str]] = defaultdict(list)
+        for day, number in sorted(batches):
+            numbers[day].append(str(number))
+        each = (f"(day = '{day}' and {BATCH} in ({', '.join(some)}))" for day, some in numbers.items())
         self._overwrite(rows, table, " or ".join(each))
 
     def append(self, rows: pa.Table, table: str, batch: int) -> None:
@@ -260,14 +241,6 @@ def _batch_columns(table: str) -> tuple[str, str]:
     if table in _WITH_FOLDERS_OF_BATCHES:
         return f"partition.{BATCH}", f"partition.{BATCH}"
     return f"min.{BATCH}", f"max.{BATCH}"
-
-
-def _by_day(batches: Collection[BatchKey]) -> dict[date, list[int]]:
-    """The numbers of the batches of each day."""
-    found: defaultdict[date, list[int]] = defaultdict(list)
-    for day, number in sorted(batches):
-        found[day].append(number)
-    return dict(found)
 
 
 def _with(rows: pa.Table, *, batch: int) -> pa.Table:

@@ -29,7 +29,6 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-import re
 import threading
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -47,10 +46,9 @@ from bide.pipelines.folder_lock import LOCK_FILE, hold
 from bide.pipelines.formats import escape_pattern_characters, spark_uri
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
     from pyspark.sql.types import StructType
 
-_BATCH: Final = re.compile(r"batch=([0-9]+)")
 _VERSION_FILE: Final = "_state/audit.json"
 _NEW_SUFFIX: Final = ".new"
 _NOTES: Final = "_state/notes"
@@ -212,11 +210,8 @@ class Folder:
         Args:
             by: the partition columns of the table.
         """
-        from bide.pipelines.session import times_with_statistics
-
         writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy(*by)
-        with times_with_statistics(rows.sparkSession):
-            writer.parquet(self.location(table))
+        _write(writer, rows.sparkSession, self.location(table))
 
     def append(self, facts: DataFrame, table: str, batch: int) -> None:
         """Write the facts of a batch, and replace facts that an earlier attempt has written."""
@@ -226,7 +221,8 @@ class Folder:
 
     def write_whole(self, rows: DataFrame, table: str, *order: str | Column) -> None:
         """Replace a small table with one file, sorted by *order*."""
-        rows.repartition(1).sortWithinPartitions(*order).write.mode("overwrite").parquet(self.location(table))
+        writer = rows.repartition(1).sortWithinPartitions(*order).write.mode("overwrite")
+        _write(writer, rows.sparkSession, self.location(table))
 
     def read(
         self, spark: SparkSession, table: str, schema: StructType, days: Collection[date] | None = None
@@ -276,20 +272,6 @@ class Folder:
     def has(self, table: str, batch: BatchKey | None = None) -> bool:
         """Whether a table, or this batch of it, exists."""
         return self.exists(self.path(table) if batch is None else self.path(*_parts(table, batch)))
-
-    def batches(self, table: str, day: date, *, under: int | None = None) -> list[int]:
-        """The numbers of the batches of a day.
-
-        Args:
-            under: only batches with fewer bytes than this.
-        """
-        place = self.path(table, f"day={day}")
-        found = {int(match[1]): 0 for one in self.entries(place) if (match := _BATCH.fullmatch(one))}
-        if under is not None:
-            for number in found:
-                files = fs.FileSelector(posixpath.join(place, f"batch={number}"), recursive=True)
-                found[number] = sum(one.size or 0 for one in self.files.get_file_info(files))
-        return sorted(number for number, size in found.items() if under is None or size < under)
 
     def begin_work(self, batches: Collection[BatchKey]) -> None:
         """Record which batches of messages will be replaced, and the existing files of their days.
@@ -391,6 +373,13 @@ class Folder:
         with self.files.open_output_stream(new) as file:
             file.write(json.dumps(content, sort_keys=True).encode())
         self.files.move(new, path)
+
+
+def _write(writer: DataFrameWriter, spark: SparkSession, location: str) -> None:
+    from bide.pipelines.session import times_with_statistics
+
+    with times_with_statistics(spark):
+        writer.parquet(location)
 
 
 def _parts(table: str, batch: BatchKey) -> tuple[str, str, str]:

@@ -10,7 +10,7 @@ Different ids with the same digest do no harm: a round reads a file that has non
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from datetime import date
 from typing import TYPE_CHECKING, Any, Final
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import duckdb
 
     from bide.pipelines.audit.folder import Folder
+    from bide.pipelines.audit.table_files import TableFile
 
 Digests = np.ndarray[Any, np.dtype[np.uint64]]
 """Sorted digests of message ids."""
@@ -48,9 +49,9 @@ class IdIndex:
         self._folder = folder
         self._database = database
 
-    def digests(self, table: str, files: Iterable[str]) -> Digests:
-        """The digests of the messages in files, which are paths in the folder of the table."""
-        return union(self._read(table, one) for one in files)
+    def digests(self, table: str, files: Iterable[TableFile]) -> Digests:
+        """The digests of the messages in files."""
+        return union(self._read(table, one.path) for one in files)
 
     def digests_of(self, ids: Iterable[pa.RecordBatch]) -> Digests:
         """The digests of messages, whose ids are in the only column."""
@@ -62,16 +63,17 @@ class IdIndex:
         digests: Digests = found.to_numpy()
         return digests
 
-    def files_with(self, wanted: Digests, table: str, files: Collection[str]) -> list[str]:
+    def files_with(self, wanted: Digests, table: str, files: Iterable[TableFile]) -> list[TableFile]:
         """The files that have any of the messages with these digests."""
-        return [one for one in files if _have_common(wanted, self._read(table, one))]
+        return [one for one in files if _have_common(wanted, self._read(table, one.path))]
 
-    def prune(self, table: str, day: date, files: Collection[str]) -> None:
+    def prune(self, table: str, day: date, files: Iterable[TableFile]) -> None:
         """Delete the index of all other files of a day."""
+        kept = {f"{one.path}{_SUFFIX}" for one in files}
         root = self._folder.path(_INDEX, table)
         selector = fs.FileSelector(posixpath.join(root, f"day={day}"), allow_not_found=True, recursive=True)
         for one in self._folder.files.get_file_info(selector):
-            if one.is_file and one.path.removeprefix(f"{root}/").removesuffix(_SUFFIX) not in files:
+            if one.is_file and one.path.removeprefix(f"{root}/") not in kept:
                 self._folder.files.delete_file(one.path)
 
     def _read(self, table: str, file: str) -> Digests:

@@ -6,9 +6,11 @@ import json
 import posixpath
 from collections.abc import Collection, Iterator, Mapping
 from datetime import date
+from itertools import accumulate
 from typing import TYPE_CHECKING, Final
 
 from bide.pipelines.audit.columns import APPENDED_TABLES
+from bide.pipelines.audit.table_files import files_of_day, sizes_of_batches
 
 if TYPE_CHECKING:
     from bide.pipelines.audit.folder import Folder
@@ -19,26 +21,28 @@ MAX_BATCHES: Final = 20
 SMALL_BYTES: Final = 64 * 1024 * 1024
 """Batches of this size and larger are not merged, so that old rows are not rewritten repeatedly."""
 
+MERGED_BYTES: Final = 2 * SMALL_BYTES
+"""The largest size of a merged batch, about. Two small batches are never more."""
+
 MERGED_FOLDER: Final = "_state/merged"
 """The folder for the rows of merged batches, until :func:`replace_batches` moves it."""
 
 _MERGE: Final = "_state/merge.json"
 
 
-def too_many(sizes: Mapping[int, int]) -> list[int]:
-    """The small batches of a day if there are more than :data:`MAX_BATCHES`; otherwise an empty list.
+def to_merge(sizes: Mapping[int, int]) -> list[int]:
+    """The batches of a day to merge if it has more than :data:`MAX_BATCHES` small ones; otherwise an empty list.
+
+    These are the smallest ones, up to :data:`MERGED_BYTES` in all, so that no merge takes much longer than others.
 
     Args:
         sizes: the bytes of all batches of the day.
     """
-    small = sorted(number for number, size in sizes.items() if size < SMALL_BYTES)
-    return small if len(small) > MAX_BATCHES else []
-
-
-def batches_to_merge(folder: Folder, table: str, day: date) -> list[int]:
-    """The small batches of a day if there are more than :data:`MAX_BATCHES`; otherwise an empty list."""
-    batches = folder.batches(table, day, under=SMALL_BYTES)
-    return batches if len(batches) > MAX_BATCHES else []
+    small = sorted((size, number) for number, size in sizes.items() if size < SMALL_BYTES)
+    if len(small) <= MAX_BATCHES:
+        return []
+    totals = accumulate(size for size, _ in small)
+    return sorted(number for (_, number), total in zip(small, totals, strict=True) if total <= MERGED_BYTES)
 
 
 def facts_to_merge(folder: Folder, days: Collection[date]) -> Iterator[tuple[str, date, list[int]]]:
@@ -48,7 +52,7 @@ def facts_to_merge(folder: Folder, days: Collection[date]) -> Iterator[tuple[str
     """
     for table in APPENDED_TABLES:
         for day in days:
-            if batches := batches_to_merge(folder, table, day):
+            if batches := to_merge(sizes_of_batches(files_of_day(folder, table, day))):
                 yield table, day, batches
 
 

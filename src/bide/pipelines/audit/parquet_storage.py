@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import posixpath
-import re
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
@@ -15,10 +13,10 @@ from pyarrow import compute as pc
 from pyarrow import fs, parquet
 
 from bide.pipelines.audit import merging
-from bide.pipelines.audit.columns import APPENDED_TABLES, arrow_schema, with_batch
+from bide.pipelines.audit.columns import APPENDED_TABLES, arrow_schema
 from bide.pipelines.audit.queries import BATCH
+from bide.pipelines.audit.table_files import TableFile, files_of_day, is_data_file, parquet_files, partition_of
 from bide.pipelines.audit.unfinished_work import BatchKey
-from bide.pipelines.formats import is_hidden
 
 if TYPE_CHECKING:
     from bide.pipelines.audit.folder import Folder
@@ -36,35 +34,21 @@ class ParquetStorage:
     def read(self, table: str, schema: pa.Schema, days: Collection[date] | None = None) -> pa.Table:
         if "day" not in schema.names:
             names = self._folder.entries(self._folder.path(table))
-            return self.read_files(table, schema, [one for one in names if _is_data(one)])
+            return self.read_files(table, schema, [one for one in names if is_data_file(one)])
         if days is None:
             names = self._folder.entries(self._folder.path(table))
             days = [date.fromisoformat(one.removeprefix("day=")) for one in names if one.startswith("day=")]
-        return self.read_files(table, schema, [file for day in days for file in self.files(table, day)])
+        files = (parquet_files(self._folder, table, day) for day in days)
+        return self.read_files(table, schema, [path for some in files for path, _ in some])
 
-    def files(self, table: str, day: date) -> list[str]:
-        return [name for name, _ in _files(self._folder, table, day)]
+    def files(self, table: str, day: date) -> list[TableFile]:
+        return files_of_day(self._folder, table, day)
 
     def read_files(
-        self, table: str, schema: pa.Schema, files: Collection[str], *, due: tuple[datetime, datetime] | None = None
+        self, table: str, schema: pa.Schema, files: Iterable[str], *, due: tuple[datetime, datetime] | None = None
     ) -> pa.Table:
         rows = (self._read(self._folder.path(table, one), schema, due) for one in files)
         return pa.concat_tables([schema.empty_table(), *rows])
-
-    def batches(self, table: str, day: date) -> dict[int, int]:
-        found = Counter[int]()
-        for name, size in _files(self._folder, table, day):
-            found[_batch_of(name)] += size
-        return dict(found)
-
-    def read_batches(self, table: str, schema: pa.Schema, batches: Collection[BatchKey]) -> pa.Table:
-        files = [
-            file
-            for day in {day for day, _ in batches}
-            for file, batch in files_of_day(self._folder, table, day).items()
-            if (day, batch) in batches
-        ]
-        return self.read_files(table, with_batch(schema), files)
 
     def replace_batches(self, rows: pa.Table, table: str, batches: Collection[BatchKey]) -> None:
         found = {(day, batch): some for day, more in _by(rows, "day") for batch, some in _by(more, BATCH)}
@@ -103,10 +87,11 @@ class ParquetStorage:
 
     def compact(self, days: Collection[date]) -> None:
         for table, day, batches in merging.facts_to_merge(self._folder, days):
-            rows = self.read_batches(table, arrow_schema(APPENDED_TABLES[table]), {(day, one) for one in batches})
+            files = [one.path for one in self.files(table, day) if one.first in batches]
+            rows = self.read_files(table, arrow_schema(APPENDED_TABLES[table]), files)
             if self._folder.exists(merged := self._folder.path(merging.MERGED_FOLDER)):
                 self._folder.files.delete_dir(merged)
-            self._write(rows.drop_columns(["day", BATCH]), merging.MERGED_FOLDER)
+            self._write(rows.drop_columns(["day"]), merging.MERGED_FOLDER)
             merging.replace_batches(self._folder, table, day, batches)
 
     def _read(self, path: str, schema: pa.Schema, due: tuple[datetime, datetime] | None) -> pa.Table:
@@ -119,10 +104,10 @@ class ParquetStorage:
             rows = file.read_row_groups(groups, columns=[one.name for one in stored])
         columns = {one.name: rows.column(one.name).cast(one.type) for one in stored}
         if "day" in schema.names:
-            day = date.fromisoformat(_partition("day", path))
+            day = date.fromisoformat(partition_of("day", path))
             columns["day"] = pa.repeat(pa.scalar(day, pa.date32()), rows.num_rows)
         if BATCH in schema.names:
-            columns[BATCH] = pa.repeat(pa.scalar(_batch_of(path), pa.int64()), rows.num_rows)
+            columns[BATCH] = pa.repeat(pa.scalar(int(partition_of(BATCH, path)), pa.int64()), rows.num_rows)
         return pa.table([columns[one.name] for one in schema], schema=schema)
 
     def _replace(self, rows: pa.Table | None, place: str) -> None:
@@ -138,34 +123,6 @@ class ParquetStorage:
         parquet.write_table(rows, new, filesystem=self._folder.files)
         self._folder.files.create_dir(folder)
         self._folder.files.move(new, posixpath.join(folder, name or f"part-00000-{uuid4()}.parquet"))
-
-
-def files_of_day(folder: Folder, table: str, day: date) -> dict[str, int]:
-    """The files of a day of a table with batches, as paths in the folder of the table, with their batches."""
-    return {name: _batch_of(name) for name, _ in _files(folder, table, day)}
-
-
-def _files(folder: Folder, table: str, day: date) -> Iterator[tuple[str, int]]:
-    """The files of a day, as paths in the folder of the table, and their bytes."""
-    root = folder.path(table)
-    selector = fs.FileSelector(posixpath.join(root, f"day={day}"), allow_not_found=True, recursive=True)
-    for one in sorted(folder.files.get_file_info(selector), key=lambda one: one.path):
-        if one.is_file and _is_data(one.base_name):
-            yield one.path.removeprefix(f"{root}/"), one.size
-
-
-def _is_data(name: str) -> bool:
-    return name.endswith(".parquet") and not is_hidden(name)
-
-
-def _batch_of(path: str) -> int:
-    return int(_partition(BATCH, path))
-
-
-def _partition(column: str, path: str) -> str:
-    """The value of a partition column, from the path of a file."""
-    value: str = re.findall(rf"(?:^|/){column}=([^/]+)/", path)[-1]
-    return value
 
 
 def _may_be_due(file: parquet.ParquetFile, group: int, span: tuple[datetime, datetime]) -> bool:

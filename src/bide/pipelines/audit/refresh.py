@@ -21,9 +21,9 @@ from bide.pipelines.audit import facts, merging, tables
 from bide.pipelines.audit.columns import APPENDED_TABLES, FACT_COLUMNS, FAILURES_STATE, PENDING_STATE
 from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.id_index import IdIndex, union
-from bide.pipelines.audit.parquet_storage import files_of_day
 from bide.pipelines.audit.queries import BATCH
 from bide.pipelines.audit.round_work import RoundWork
+from bide.pipelines.audit.table_files import files_of_day, sizes_of_batches
 from bide.pipelines.audit.unfinished_work import BatchKey
 from bide.pipelines.memory_database import memory_database
 from bide.pipelines.session import times_with_statistics
@@ -53,7 +53,10 @@ def refresh(spark: SparkSession, folder: Folder, notes: Iterable[Note], *, now: 
     """
     overdue = tables.newly_overdue(folder.read(spark, PENDING_STATE, tables.PENDING_PARTS_SCHEMA), now=now)
     work = RoundWork.of(
-        folder, notes, overdue=[(row["day"], row["batch"]) for row in overdue.collect()], batches=folder.batches
+        folder,
+        notes,
+        overdue=[(row["day"], row["batch"]) for row in overdue.collect()],
+        batches=lambda table, day: sizes_of_batches(files_of_day(folder, table, day)),
     )
     days, failed = work.days, work.days_with_failures
     if days:
@@ -101,10 +104,11 @@ def _refresh_messages(spark: SparkSession, folder: Folder, work: RoundWork, *, n
             if found[table]
         }
         whole = (new[table].unionByName(old[table]) if table in old else new[table] for table in FACT_COLUMNS)
-        number = 1 + max((one for day in days for one in folder.batches(_MESSAGES, day)), default=-1)
+        sizes = {day: sizes_of_batches(files_of_day(folder, _MESSAGES, day)) for day in days}
+        number = 1 + max((one for some in sizes.values() for one in some), default=-1)
         computed = tables.messages(*whole, now=now).withColumn(BATCH, F.lit(number).cast("long"))
 
-        merged = _to_merge(folder, days)
+        merged = {(day, one) for day, some in sizes.items() for one in merging.to_merge(some)}
         replaced = found[_MESSAGES] | work.to_rewrite | merged
         unchanged = folder.read_batches(spark, _MESSAGES, tables.MESSAGES_SCHEMA, replaced).join(
             ids, list(tables.MESSAGE_KEY), "left_anti"
@@ -130,20 +134,15 @@ def _batches_with(folder: Folder, fresh: Mapping[str, set[BatchKey]]) -> default
         for day in sorted({day for batches in fresh.values() for day, _ in batches}):
             files = {table: files_of_day(folder, table, day) for table in (*FACT_COLUMNS, _MESSAGES)}
             new = {
-                table: [file for file, batch in some.items() if (day, batch) in fresh.get(table, ())]
+                table: [one for one in some if (day, one.first) in fresh.get(table, ())]
                 for table, some in files.items()
             }
             wanted = union(index.digests(table, some) for table, some in new.items())
             for table, some in files.items():
                 index.prune(table, day, some)
-                with_them = index.files_with(wanted, table, some.keys() - set(new[table]))
-                found[table] |= {(day, some[file]) for file in with_them}
+                others = index.files_with(wanted, table, set(some).difference(new[table]))
+                found[table] |= {(day, one.first) for one in others}
     return found
-
-
-def _to_merge(folder: Folder, days: Collection[date]) -> set[BatchKey]:
-    """The small batches to merge into the new one, of days that have too many of them."""
-    return {(day, one) for day in days for one in merging.batches_to_merge(folder, _MESSAGES, day)}
 
 
 def _is_in_batches(batches: Collection[BatchKey]) -> Column:
@@ -161,7 +160,7 @@ def _refresh_lateness(spark: SparkSession, folder: Folder, fresh: set[BatchKey])
     minutes = tables.with_due_minute(delivered).select(*_MINUTE_KEY).distinct().persist()
     try:
         span = minutes.agg(*(F.unix_micros(one("minute")) for one in (F.min, F.max))).collect()[0]
-        old = {(day, one) for day in days for one in folder.batches("delivered", day)} - fresh
+        old = {(day, one.first) for day in days for one in files_of_day(folder, "delivered", day)} - fresh
         if old and span[0] is not None:
             # This filter lets Spark skip most files, because messages of the same time are in the same files.
             first, end = (F.timestamp_micros(F.lit(one)) for one in (span[0], span[1] + 60_000_000))

@@ -131,16 +131,20 @@ class RoundResult:
     seconds: float
 
 
-def run(spark: SparkSession | None, sources: Sources, folder: Folder) -> RoundResult:
+def run(spark: SparkSession | None, sources: Sources, folder: Folder, *, largest: int | None = None) -> RoundResult:
     """Run one round: read the messages that are in the streams now, and refresh all tables.
 
     A round locks the folder. To keep the lock between several rounds, hold :meth:`Folder.lock` around them.
 
     Args:
         spark: the session; None to run in this process, without Spark. Rounds with and without Spark can take turns.
+        largest: the largest size in bytes of the files with earlier messages that a round in this process reads; None
+            for any size.
 
     Raises:
         FolderInUseError: another audit uses the folder.
+        NeedsSparkError: files with earlier messages are too large for this process. The new facts are in the folder;
+            a round with Spark continues.
         PySparkException: a task failed, with the error of bide in its message; see
             :func:`bide.pipelines.session.spark_errors`.
         InvalidInputError: the folder contains other files, or the state of another release of bide, or tables in a
@@ -153,14 +157,14 @@ def run(spark: SparkSession | None, sources: Sources, folder: Folder) -> RoundRe
     """
     folder.begin()
     with folder.lock():
-        return _run(_engine(spark, folder), sources, folder)
+        return _run(_engine(spark, folder, largest), sources, folder)
 
 
-def _engine(spark: SparkSession | None, folder: Folder) -> AuditEngine:
+def _engine(spark: SparkSession | None, folder: Folder, largest: int | None) -> AuditEngine:
     if spark is None:
         from bide.pipelines.audit.small import SmallAudit
 
-        return SmallAudit(folder)
+        return SmallAudit(folder, largest=largest)
     if folder.table_format != "parquet":
         raise InvalidInputError(
             f"Spark writes Parquet tables only, and the audit in {folder.place} has tables of the format "

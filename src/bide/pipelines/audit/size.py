@@ -1,10 +1,8 @@
-"""Size of a round of an audit, which decides its engine."""
+"""Size of the new messages of a round of an audit, which decides its engine."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from pyarrow import fs
+from typing import TYPE_CHECKING, Final
 
 from bide.pipelines.audit.columns import TABLES_BY_SOURCE
 from bide.pipelines.audit.positions import PositionFile, find_new_messages
@@ -18,25 +16,26 @@ if TYPE_CHECKING:
     from bide.pipelines.audit.run import Sources
 
 
+MAX_EARLIER_BYTES: Final = 500_000_000
+"""The largest size of the files with earlier facts of new messages that this process reads, unless it has to."""
+
+
 def check_small(sources: Sources, folder: Folder, *, largest: int | None) -> str:
-    """Check that this process can run a round, and describe its size.
+    """Check that this process can read the new messages of a round, and describe their size.
 
     Args:
-        largest: the largest size in bytes, for the folder and for the new messages each; None for any size.
+        largest: the largest size in bytes; None for any size.
 
     Raises:
-        NeedsSparkError: the folder is a URI, or the folder or the new messages are too large.
+        NeedsSparkError: the folder is a URI, or the new messages are too large.
         BrokerError: the streams cannot be read.
     """
     if is_uri(folder.place):
         raise NeedsSparkError(f"{folder.place} is a URI")
-    files = folder.files.get_file_info(fs.FileSelector(folder.path(), allow_not_found=True, recursive=True))
-    stored = sum(one.size or 0 for one in files)
-    new = _bytes_of_new(sources, folder)
-    for size, what in ((stored, "the folder has"), (new, "the new messages have")):
-        if largest is not None and size > largest:
-            raise NeedsSparkError(f"{what} {in_bytes(size)}, more than {in_bytes(largest)}")
-    return f"the folder has {in_bytes(stored)}, and the new messages have {in_bytes(new)}"
+    size = _bytes_of_new(sources, folder)
+    if largest is not None and size > largest:
+        raise NeedsSparkError(f"the new messages have {in_bytes(size)}, more than {in_bytes(largest)}")
+    return f"the new messages have {in_bytes(size)}"
 
 
 def _bytes_of_new(sources: Sources, folder: Folder) -> float:

@@ -6,7 +6,8 @@ messages that have new facts, as in :mod:`bide.pipelines.audit.refresh`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
@@ -39,8 +40,11 @@ from bide.pipelines.audit.queries import BATCH
 from bide.pipelines.audit.reading import FactReader
 from bide.pipelines.audit.round_work import RoundWork
 from bide.pipelines.audit.storage import open_storage
+from bide.pipelines.audit.table_files import TableFile, sizes_of_batches
 from bide.pipelines.audit.unfinished_work import BatchKey
+from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.memory_database import memory_database
+from bide.runtime.wording import in_bytes
 from bide.streams.range_reader import OffsetRange
 
 if TYPE_CHECKING:
@@ -77,10 +81,12 @@ class SmallAudit:
 
     Args:
         folder: a folder on this machine.
+        largest: the largest size in bytes of the files with earlier messages that a round reads; None for any size.
     """
 
-    def __init__(self, folder: Folder) -> None:
+    def __init__(self, folder: Folder, *, largest: int | None = None) -> None:
         self._folder = folder
+        self._largest = largest
         self._storage = open_storage(folder)
 
     def append(self, reader: FactReader, ranges: Sequence[OffsetRange], batch: int) -> tuple[dict[str, int], set[date]]:
@@ -109,13 +115,16 @@ class SmallAudit:
 
         Returns:
             The days that were written.
+
+        Raises:
+            NeedsSparkError: the files with earlier messages are too large.
         """
         folder = self._folder
         with memory_database() as database:
             tables = _Tables(database)
             tables.add("parts", self._storage.read(PENDING_STATE, arrow_schema(PENDING_PARTS_COLUMNS)))
             overdue = [(day, batch) for day, batch in tables.rows(queries.newly_overdue("parts", now=now))]
-            work = RoundWork.of(folder, notes, overdue=overdue, batches=self._storage.batches)
+            work = RoundWork.of(folder, notes, overdue=overdue, batches=self._batches)
             days, failed = work.days, work.days_with_failures
             if days:
                 self._refresh_messages(tables, work, IdIndex(folder, database), now=now)
@@ -136,6 +145,9 @@ class SmallAudit:
         folder.finish_work()
         return days
 
+    def _batches(self, table: str, day: date) -> Collection[int]:
+        return sizes_of_batches(self._storage.files(table, day))
+
     def compact(self, days: Collection[date]) -> None:
         """Merge the small batches of facts of these days."""
         self._storage.compact(days)
@@ -147,27 +159,42 @@ class SmallAudit:
 
     def _refresh_messages(self, tables: _Tables, work: RoundWork, index: IdIndex, *, now: datetime) -> None:
         """Refresh the table of messages, and the counts of pending messages."""
-        storage, days = self._storage, work.days_with_facts
+        storage, fresh = self._storage, work.fresh
         for table, columns in FACT_COLUMNS.items():
-            tables.add(f"new_{table}", storage.read_batches(table, arrow_schema(columns), work.fresh[table]))
+            tables.add(f"new_{table}", self._read_batches(table, arrow_schema(columns), fresh[table]))
         each = (f"select message_id, day from new_{table} where message_id is not null" for table in FACT_COLUMNS)
         tables.create("ids", f"select distinct * from ({' union all '.join(each)})")
-        files = self._files_with(tables, index, days)
-        for table, columns in FACT_COLUMNS.items():
-            tables.add(f"old_{table}", storage.read_files(table, with_batch(arrow_schema(columns)), files[table]))
-            tables.add_batches("fresh", work.fresh[table])
-            others = f"old_{table} anti join fresh using (day, {BATCH}) semi join ids using (message_id, day)"
-            tables.create(f"all_{table}", f"select * from new_{table} union all by name select * from {others}")
-        computed = queries.messages(*(f"all_{table}" for table in FACT_COLUMNS), now=now, forms=_FORMS)
 
-        sizes = {day: storage.batches(_MESSAGES, day) for day in days}
-        number = 1 + max((one for some in sizes.values() for one in some), default=-1)
-        merged = {(day, one) for day, some in sizes.items() for one in merging.too_many(some)}
+        earlier: defaultdict[str, list[str]] = defaultdict(list)
+        replaced, merged = set(work.to_rewrite), set[BatchKey]()
+        number, size = 0, 0
+        for day in sorted(work.days_with_facts):
+            found = self._files_with(tables, index, day, fresh)
+            for table in FACT_COLUMNS:
+                earlier[table] += [one.path for one in found[table]]
+            sizes = sizes_of_batches(storage.files(_MESSAGES, day))
+            merged |= {(day, one) for one in merging.to_merge(sizes)}
+            replaced |= {(day, one.first) for one in found[_MESSAGES]}
+            replaced |= merged
+            number = max(number, 1 + max(sizes, default=-1))
+            size += sum(one.size for table in FACT_COLUMNS for one in found[table])
+            size += sum(some for one, some in sizes.items() if (day, one) in replaced)
+        if self._largest is not None and size > self._largest:
+            most = in_bytes(self._largest)
+            raise NeedsSparkError(f"the files with earlier facts have {in_bytes(size)}, more than {most}")
+        touched = replaced | {(day, number) for day in work.days_with_facts}
+
+        for table, columns in FACT_COLUMNS.items():
+            tables.create(f"all_{table}", f"select * from new_{table}")
+            tables.add_batches("fresh", fresh[table])
+            for path in earlier[table]:
+                # One after the other, because most rows of a file are those of other messages.
+                tables.add("file", storage.read_files(table, with_batch(arrow_schema(columns)), [path]))
+                others = f"file anti join fresh using (day, {BATCH}) semi join ids using (message_id, day)"
+                tables.insert(f"all_{table}", f"select * from {others}")
+        computed = queries.messages(*(f"all_{table}" for table in FACT_COLUMNS), now=now, forms=_FORMS)
         schema = with_batch(MESSAGES_SCHEMA)
-        tables.add("found", storage.read_files(_MESSAGES, _KEY_SCHEMA, files[_MESSAGES]))
-        found = {(day, one) for day, one in tables.rows(f"select distinct day, {BATCH} from found")}
-        replaced = found | work.to_rewrite | merged
-        tables.add("replaced", storage.read_batches(_MESSAGES, MESSAGES_SCHEMA, replaced))
+        tables.add("replaced", self._read_batches(_MESSAGES, MESSAGES_SCHEMA, replaced))
         tables.add_batches("merged", merged)
         tables.create(
             "unchanged",
@@ -178,7 +205,6 @@ class SmallAudit:
         together = tables.table(
             f"select *, {number} as {BATCH} from ({computed}) union all by name {unchanged}", schema
         )
-        touched = replaced | {(day, number) for day in days}
         self._folder.begin_work(touched)
         storage.replace_batches(together, _MESSAGES, touched)
         tables.add(_MESSAGES, together)
@@ -187,17 +213,30 @@ class SmallAudit:
         )
         storage.replace_batches(parts, PENDING_STATE, touched)
 
-    def _files_with(self, tables: _Tables, index: IdIndex, days: Collection[date]) -> dict[str, list[str]]:
-        """The files of facts and of messages that have any of the messages in the table ``ids``, by table."""
-        found: dict[str, list[str]] = {table: [] for table in (*FACT_COLUMNS, _MESSAGES)}
-        for day in sorted(days):
-            ids = tables.table(f"select message_id from ids where day = date '{day}'", IDS_SCHEMA)
-            wanted = index.digests_of(ids.to_batches())
-            for table, with_them in found.items():
-                files = self._storage.files(table, day)
-                index.prune(table, day, files)
-                with_them += index.files_with(wanted, table, files)
+    def _files_with(
+        self, tables: _Tables, index: IdIndex, day: date, fresh: Mapping[str, Collection[BatchKey]]
+    ) -> dict[str, list[TableFile]]:
+        """The other files of a day that have any of the messages in the table ``ids``, by table."""
+        ids = tables.table(f"select message_id from ids where day = date '{day}'", IDS_SCHEMA)
+        wanted = index.digests_of(ids.to_batches())
+        found = {}
+        for table in (*FACT_COLUMNS, _MESSAGES):
+            files = self._storage.files(table, day)
+            index.prune(table, day, files)
+            new = fresh.get(table, ())
+            others = (one for one in files if not all((day, batch) in new for batch in one.batches))
+            found[table] = index.files_with(wanted, table, others)
         return found
+
+    def _read_batches(self, table: str, schema: pa.Schema, batches: Collection[BatchKey]) -> pa.Table:
+        """Read the rows of these batches, with a column ``batch``."""
+        found = [with_batch(schema).empty_table()]
+        for day in sorted({day for day, _ in batches}):
+            numbers = {number for that, number in batches if that == day}
+            files = [one.path for one in self._storage.files(table, day) if not numbers.isdisjoint(one.batches)]
+            rows = self._storage.read_files(table, with_batch(schema), files)
+            found.append(rows.filter(pc.is_in(rows.column(BATCH), pa.array(numbers, pa.int64()))))
+        return pa.concat_tables(found)
 
     def _refresh_lateness(self, tables: _Tables, fresh: Collection[BatchKey]) -> None:
         """Refresh the table of lateness, for the minutes in which newly delivered messages were due."""
@@ -208,7 +247,7 @@ class SmallAudit:
         if first is None:
             return
         span = (first.replace(tzinfo=UTC), last.replace(tzinfo=UTC) + timedelta(minutes=1))
-        files = [file for day in days for file in storage.files("delivered", day)]
+        files = [file.path for day in days for file in storage.files("delivered", day)]
         delivered = storage.read_files("delivered", arrow_schema(FACT_COLUMNS["delivered"]), files, due=span)
         tables.add("delivered", delivered)
         tables.add("lateness", storage.read("lateness", arrow_schema(LATENESS_COLUMNS), days))
@@ -243,6 +282,10 @@ class _Tables:
     def create(self, name: str, query: str) -> None:
         """Add or replace a table with the result of a query."""
         self._database.execute(f"create or replace temporary table {name} as {query}")
+
+    def insert(self, name: str, query: str) -> None:
+        """Append the result of a query to a table."""
+        self._database.execute(f"insert into {name} by name {query}")
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
         """The rows of a result."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from datetime import date, datetime
 from typing import TYPE_CHECKING, Protocol
 
 import pyarrow as pa
 
 from bide.pipelines.audit.parquet_storage import ParquetStorage
+from bide.pipelines.audit.table_files import TableFile
 from bide.pipelines.audit.unfinished_work import BatchKey
 
 if TYPE_CHECKING:
@@ -25,26 +26,19 @@ class TableStorage(Protocol):
         """
         ...
 
-    def files(self, table: str, day: date) -> list[str]:
-        """The files of a day, as paths in the folder of the table."""
+    def files(self, table: str, day: date) -> list[TableFile]:
+        """The files of a day of a table with batches."""
         ...
 
     def read_files(
-        self, table: str, schema: pa.Schema, files: Collection[str], *, due: tuple[datetime, datetime] | None = None
+        self, table: str, schema: pa.Schema, files: Iterable[str], *, due: tuple[datetime, datetime] | None = None
     ) -> pa.Table:
         """Read the rows of files. The column ``batch`` is added if the schema has it.
 
         Args:
+            files: paths in the folder of the table.
             due: pass over rows that are not due in this span, where that is known without reading them.
         """
-        ...
-
-    def batches(self, table: str, day: date) -> dict[int, int]:
-        """The numbers of the batches of a day, and their bytes. For facts, numbers may be missing in between."""
-        ...
-
-    def read_batches(self, table: str, schema: pa.Schema, batches: Collection[BatchKey]) -> pa.Table:
-        """Read the rows of these batches, with a column ``batch``."""
         ...
 
     def replace_batches(self, rows: pa.Table, table: str, batches: Collection[BatchKey]) -> None:
