@@ -25,6 +25,7 @@ from bide.pipelines.report.collecting import collect
 from bide.pipelines.report.duckdb_tables import small_tables
 from bide.pipelines.report.tables import files_of
 from bide.pipelines.small_table import read_columns
+from tests.unit.test_audit_recipes_docs import DUE, write_audit
 
 NOON = datetime(2026, 11, 28, 12, tzinfo=UTC)
 
@@ -65,6 +66,23 @@ def report(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-c", program, *arguments],
         env={"PATH": ""}, cwd=folder, capture_output=True, text=True, check=False,
     )  # fmt: skip
+
+
+def test_the_query_of_a_delta_audit_is_a_program_that_lists_all_overdue_messages(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "the shop's {audit}"
+    write_audit(folder, "delta")
+    with small_tables(str(folder)) as tables:
+        figures = collect(tables, lost_after=timedelta(seconds=1))
+    assert figures.headline is not None
+    known: dict[str, Any] = {}
+    exec(compile(figures.query, "query", "exec"), known)
+    expected = [("order-1", "q:orders", "Order", DUE, True), ("order-4", "q:orders", "Order", DUE, True)]
+    assert known["found"].fetchall() == expected
+    assert figures.overdue == figures.headline.lost == len(expected)
+    printed = capfd.readouterr().out
+    assert printed.index("order-1") < printed.index("order-4")
 
 
 def test_a_small_audit_is_reported_without_spark_and_java(tmp_path: Path) -> None:
