@@ -157,6 +157,23 @@ def test_large_audits_and_uris_are_left_to_spark(streams: AuditedStreams, tmp_pa
         check_small(sources, Folder(f"file://{place}"), largest=None)
 
 
+def test_the_report_of_a_delta_audit_counts_its_messages(
+    streams: AuditedStreams, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streams.fill(0)
+    assert cli.run(command(streams, tmp_path / "audit", "--once", "--format", "delta", "--json")) == 0
+    audited = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "audit" / "messages" / "_delta_log").is_dir()
+    page = tmp_path / "report.html"
+    assert cli.run(["pipeline", "report", str(tmp_path / "audit"), "--out", str(page), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["engine"] == audited["engine"] == "local"
+    waiting = audited["schedules"]["waiting"]
+    assert (found["pending"], found["overdue"]) == (audited["pending"] + waiting, audited["overdue"])
+    assert found["undecodable"] == audited["undecodable"] == 6
+    assert "DeltaTable(" in page.read_text(encoding="utf-8")
+
+
 def test_the_command_prints_the_time_since_its_start_and_the_engine(
     streams: AuditedStreams, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
