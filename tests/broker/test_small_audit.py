@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -163,13 +165,37 @@ def test_large_audits_and_uris_are_left_to_spark(streams: AuditedStreams, tmp_pa
         check_small(sources, Folder(f"file://{place}"), largest=None)
 
 
-def test_the_command_names_the_engine(
+def test_the_report_of_a_delta_audit_counts_its_messages(
     streams: AuditedStreams, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     streams.fill(0)
-    assert cli.run(command(streams, tmp_path / "audit", "--once", "--engine", "local")) == 0
-    *_, tables, engine = capsys.readouterr().out.splitlines()
+    assert cli.run(command(streams, tmp_path / "audit", "--once", "--format", "delta", "--json")) == 0
+    audited = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "audit" / "messages" / "_delta_log").is_dir()
+    page = tmp_path / "report.html"
+    assert cli.run(["pipeline", "report", str(tmp_path / "audit"), "--out", str(page), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["engine"] == audited["engine"] == "local"
+    waiting = audited["schedules"]["waiting"]
+    assert (found["pending"], found["overdue"]) == (audited["pending"] + waiting, audited["overdue"])
+    assert found["undecodable"] == audited["undecodable"] == 6
+    assert "DeltaTable(" in page.read_text(encoding="utf-8")
+
+
+def test_the_command_prints_the_time_since_its_start_and_the_engine(
+    streams: AuditedStreams, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    streams.fill(0)
+    program = command(streams, tmp_path / "audit", "--once", "--engine", "local")
+    assert cli.run(program, started=time.monotonic() - 7_000) == 0
+    counts, *_, tables, engine = capsys.readouterr().out.splitlines()
+    assert re.search(
+        r"^43 scheduled, [^;]* 6 undecodable; 3 days computed; .* pending .*; audited in 7\d{3}\.\d s$", counts
+    )
     assert tables == f"tables: {tmp_path / 'audit'}"
     assert engine == "engine: this process, because --engine local was given"
-    assert cli.run(command(streams, tmp_path / "audit", "--once", "--engine", "local", "--master", "local[1]")) == 2
+    assert cli.run([*program, "--json"], started=time.monotonic() - 7_000) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["command_seconds"] > 7_000 > found["seconds"]
+    assert cli.run([*program, "--master", "local[1]"]) == 2
     assert "--engine local does not start Spark" in capsys.readouterr().err

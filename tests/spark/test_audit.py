@@ -238,7 +238,7 @@ def test_undecodable_messages_do_not_stop_an_audit(
     url = ("--url", audited.url, "--stream-port", str(audited.sources.port))
     assert cli.run([*once, *url]) == 0
     output = capsys.readouterr().out
-    assert output.startswith("1 scheduled, 1 delivered, 1 processed, 0 failed, 9 undecodable in "), output
+    assert output.startswith("1 scheduled, 1 delivered, 1 processed, 0 failed, 9 undecodable; "), output
     assert audited.table("undecodable").select("stream", "offset").distinct().count() == 18
 
     page = tmp_path / "report.html"
@@ -523,7 +523,7 @@ def test_schedules_are_in_the_tables_and_in_the_report(
     url = ("--url", audited.url, "--stream-port", str(audited.sources.port))
     assert cli.run([*once, *url]) == 0
     first, second, *_ = capsys.readouterr().out.splitlines()
-    assert first.startswith("0 scheduled, 0 delivered, 1 processed, 0 failed in "), first
+    assert first.startswith("0 scheduled, 0 delivered, 1 processed, 0 failed; "), first
     assert second == "schedules: 1 cancelled, 1 delivered, 1 superseded, 1 undeliverable, 1 pending"
     rows = audited.messages()
     outcomes = Counter((row["outcome"], row["layout"]) for row in rows)

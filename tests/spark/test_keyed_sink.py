@@ -45,7 +45,7 @@ def with_gate(url: str, state: Path, use: Callable[[bide.Client], Awaitable[_Res
     """What a client does while a gate is running."""
 
     async def run() -> _Result:
-        async with gating(url, state), bide.connect(url) as client:
+        async with gating(url, state), bide.connect(url, timeout=timedelta(seconds=TIMEOUT)) as client:
             return await use(client)
 
     return asyncio.run(run())

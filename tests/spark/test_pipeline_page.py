@@ -106,7 +106,7 @@ def test_the_commands_of_the_pipeline_page_print_what_it_shows(start: Callable[[
 
     _, scheduling, auditing, replaying, reading = printed
     assert f"scheduled {REMINDERS} messages" in scheduling
-    audit = re.search(r"(\d+) scheduled, (\d+) delivered, (\d+) processed, (\d+) failed .* (\d+) pending", auditing)
+    audit = re.search(r"(\d+) scheduled, (\d+) delivered, (\d+) processed, (\d+) failed; .* (\d+) pending", auditing)
     assert audit is not None
     # A machine so slow that some were due before they were sent has sent those at once, past the taps.
     scheduled, delivered, processed, failed, pending = map(int, audit.groups())

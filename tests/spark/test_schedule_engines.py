@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -30,6 +31,9 @@ from bide.pipelines.small_times import zone_of
 from bide.spark.sink_settings import SinkSettings
 from tests.broker.conftest import SMALL_CLOCK, clock_url
 from tests.spark.receiving import drain, new_queue
+from tests.spark.test_keyed_schedule import cancel_all, plan_for
+from tests.spark.test_keyed_sink import DUE, versions, with_gate
+from tests.support import Vhost
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -202,6 +206,39 @@ def test_both_engines_refuse_the_same_ids_and_keys(spark: SparkSession, tmp_path
             before, _, after = str(caught.value).partition(": ")
             errors.append((before, len(after.split(", "))))
         assert errors[0] == errors[1]
+
+
+def test_a_key_stays_cancelled_when_the_other_engine_repeats_its_part(
+    spark: SparkSession, vhost: Vhost, tmp_path: Path
+) -> None:
+    plan = plan_for(vhost.url, new_queue(vhost.url), header_columns=("tenant", "price"))
+    runs: list[tuple[Ledger, list[Callable[[], object]]]] = []
+    for number in range(2):
+        keys = [f"{one}-{number}" for one in (*range(57), "é", "\ufb01", "\U0001f600")]
+        random.Random(number).shuffle(keys)
+        common = {"due": DUE.isoformat(), "tenant": "t", "price": 1.5}
+        path = tmp_path / f"rows-{number}.jsonl"
+        path.write_text("\n".join(json.dumps({"customer": key, **common}) for key in keys))
+        table, _ = read_small(str(path), format=None, options={})
+        found = here.messages(table, plan, UTC)
+        ledger = Ledger(str(tmp_path / f"ledger-{number}"))
+        head = head_for(ledger, plan, here.survey(found, now=NOW), part_rows=10)
+        rows = read(spark, str(path), format=None, options={})
+        engines: list[Callable[[], object]] = [
+            partial(here.send, found, ledger, head),
+            partial(with_spark.send, rows, plan, ledger, head),
+        ]
+        runs.append((ledger, engines if number else engines[::-1]))
+    for _, (begin, _) in runs:
+        begin()
+    assert with_gate(vhost.url, tmp_path / "gate", cancel_all) == 120
+    for ledger, (_, repeat) in runs:
+        # As if the run had been killed before it recorded these parts.
+        for lost in ledger.parts()[::2]:
+            (Path(ledger.folder) / f"part-{lost.part:05}.json").unlink()
+        repeat()
+        assert sum(one.sent for one in ledger.parts()) == 60
+    assert with_gate(vhost.url, tmp_path / "gate", versions) == {}
 
 
 def test_each_engine_continues_the_run_of_the_other(spark: SparkSession, clock_url: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -24,6 +25,7 @@ from bide.pipelines.report.collecting import collect
 from bide.pipelines.report.duckdb_tables import small_tables
 from bide.pipelines.report.tables import files_of
 from bide.pipelines.small_table import read_columns
+from tests.unit.test_audit_recipes_docs import DUE, write_audit
 
 NOON = datetime(2026, 11, 28, 12, tzinfo=UTC)
 
@@ -66,15 +68,32 @@ def report(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+def test_the_query_of_a_delta_audit_is_a_program_that_lists_all_overdue_messages(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "the shop's {audit}"
+    write_audit(folder, "delta")
+    with small_tables(str(folder)) as tables:
+        figures = collect(tables, lost_after=timedelta(seconds=1))
+    assert figures.headline is not None
+    known: dict[str, Any] = {}
+    exec(compile(figures.query, "query", "exec"), known)
+    expected = [("order-1", "q:orders", "Order", DUE, True), ("order-4", "q:orders", "Order", DUE, True)]
+    assert known["found"].fetchall() == expected
+    assert figures.overdue == figures.headline.lost == len(expected)
+    printed = capfd.readouterr().out
+    assert printed.index("order-1") < printed.index("order-4")
+
+
 def test_a_small_audit_is_reported_without_spark_and_java(tmp_path: Path) -> None:
     write(tmp_path / "audit" / "messages" / "day=2026-11-28" / "batch=1", messages())
     size = (tmp_path / "audit" / "messages" / "day=2026-11-28" / "batch=1" / "part-0.parquet").stat().st_size
     done = report(tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
+    assert re.sub(r"in \d+\.\d s", "in N s", done.stdout).splitlines() == [
         "3 of 3 messages were delivered, half of them at most 2 ms late, 99 in 100 at most 3 ms. Nothing is pending.",
         "tables without rows: pending, failures, failed",
-        "report: report.html",
+        "report: report.html; written in N s",
         f"engine: this process, because audit has {size / 1000:.1f} kB",
     ]
     assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!doctype html>")

@@ -120,8 +120,9 @@ def audit(
         refuse_without_spark(engine)
         return choice.open_session("bide pipeline audit", engine, quiet=not settings.verbosity)
 
-    with ExitStack() as sessions, folder.lock(), _collect_signals() as received:
-        spark = sessions.enter_context(open_session())
+    with folder.lock(), ExitStack() as opened:
+        spark = opened.enter_context(open_session())
+        received = opened.enter_context(_collect_signals())
         while not received:
             began = time.monotonic()
             try:
@@ -131,14 +132,15 @@ def audit(
             except NeedsSparkError as error:
                 # The round has appended its facts. Another one computes the other tables from them.
                 engine = choice.choose_spark(error)
-                spark = sessions.enter_context(open_session())
+                spark = opened.enter_context(open_session())
                 continue
             except (BrokerUnreachableError, ConnectionLostError) as error:
                 if once:
                     raise
                 echo(f"bide: {with_options(str(error))}; trying again in {every}", err=True)
             else:
-                _print_round(done, folder.place, engine, once=once, as_json=as_json)
+                began_command = settings.started if once else None
+                _print_round(done, folder.place, engine, began_command, as_json=as_json)
             if once:
                 return
             # Short sleeps, because a signal does not end time.sleep.
@@ -172,31 +174,45 @@ def _engine_errors(engine: Engine) -> AbstractContextManager[None]:
     return spark_errors()
 
 
-def _print_round(done: RoundResult, place: str, engine: Engine, *, once: bool, as_json: bool) -> None:
+def _print_round(done: RoundResult, place: str, engine: Engine, began_command: float | None, *, as_json: bool) -> None:
+    """Print the result of a round.
+
+    Args:
+        done: the result.
+        place: folder of the tables.
+        engine: the engine of the audit.
+        began_command: when the command started, as a monotonic time, if this round is its only one (``--once``).
+        as_json: print JSON instead of text.
+    """
+    waited = None if began_command is None else time.monotonic() - began_command
     if as_json:
         seconds = {name: round(getattr(done, name), 3) for name in ("read_seconds", "seconds")}
         result = {**asdict(done), **seconds, "into": place, **engine_facts(engine)}
         if done.schedules is None:
             del result["schedules"], result["ended"]
-        if once:
-            print_json(result)
-        else:
+        if waited is None:
             print_json_line(result)
+        else:
+            print_json({**result, "command_seconds": round(waited, 3)})
         return
     counts = ", ".join(f"{count:,} {table}" for table, count in done.rows.items())
     overdue = f" ({done.overdue:,} overdue)" if done.overdue else ""
     undecodable = f", {done.undecodable:,} undecodable" if done.undecodable else ""
     days = f"{done.days} {'day' if done.days == 1 else 'days'} computed"
-    echo(
-        f"{counts}{undecodable} in {done.read_seconds:.1f} s; {days} in {done.seconds - done.read_seconds:.1f} s; "
-        f"{done.pending:,} pending{overdue}"
-    )
+    if waited is None:
+        # The time of a round, by its parts: it has to be shorter than --every.
+        read, computed = f" in {done.read_seconds:.1f} s", f" in {done.seconds - done.read_seconds:.1f} s"
+        total = ""
+    else:
+        read = computed = ""
+        total = f"; audited in {waited:.1f} s"
+    echo(f"{counts}{undecodable}{read}; {days}{computed}; {done.pending:,} pending{overdue}{total}")
     if done.schedules is not None:
         ended = "".join(f"{count:,} {outcome}, " for outcome, count in sorted(done.ended.items()))
         late = f" ({done.schedules.overdue:,} overdue)" if done.schedules.overdue else ""
         waiting = done.schedules.waiting + done.schedules.under_way
         echo(f"schedules: {ended}{waiting:,} pending{late}")
-    if once:
+    if waited is not None:
         echo(f"tables: {place}")
         echo(f"engine: {engine}")
 

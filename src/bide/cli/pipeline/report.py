@@ -72,7 +72,7 @@ def report(
         written = {"report": str(out), "svg": svg and str(svg), "seconds": round(seconds, 3)}
         print_json(headline(figures) | written | engine_facts(engine))
     else:
-        _print_figures(figures, out=out, svg=svg)
+        _print_figures(figures, out=out, svg=svg, seconds=seconds)
         echo(f"engine: {engine}")
 
 
@@ -122,7 +122,7 @@ def _check_paths(folder: str, out: Path, svg: Path | None) -> None:
     check_folder(folder)
 
 
-def _print_figures(figures: Figures, *, out: Path, svg: Path | None) -> None:
+def _print_figures(figures: Figures, *, out: Path, svg: Path | None, seconds: float) -> None:
     from bide.pipelines.report import schedule_sections
     from bide.pipelines.report.content import failed, summary, undecodable
 
@@ -132,4 +132,4 @@ def _print_figures(figures: Figures, *, out: Path, svg: Path | None) -> None:
             echo(line)
     if figures.missing:
         echo(f"tables without rows: {', '.join(figures.missing)}")
-    echo(f"report: {out}" + (f" and {svg}" if svg is not None else ""))
+    echo(f"report: {out}{f' and {svg}' if svg is not None else ''}; written in {seconds:.1f} s")

@@ -24,7 +24,7 @@ from bide.pipelines.report.figures import (
     UndecodableFigures,
 )
 from bide.pipelines.report.pending_figures import PendingFigures, PendingTarget
-from bide.pipelines.report.tables import COLUMNS, ReportTables, sql_name
+from bide.pipelines.report.tables import COLUMNS, ReportTables, runnable_query
 
 ResultRow = Mapping[str, Any]
 
@@ -192,13 +192,13 @@ def _target(row: ResultRow, percentiles: Percentiles, number: int) -> TargetFigu
 
 
 def _query(folder: str, headline: Headline) -> str:
-    """Spark SQL for all overdue messages."""
-    table, lost = sql_name(folder, "messages"), ""
+    """A query for all overdue messages, which readers of the report can run."""
+    lost = ""
     if headline.until is not None:
         lost = f",\n       due < timestamp '{headline.until - headline.lost_after:%Y-%m-%d %H:%M:%S.%f}Z' as lost"
-    return (
-        f"select message_id, target, type, due{lost}\nfrom {table}\nwhere outcome = 'overdue'\norder by due, message_id"
-    )
+    columns = f"message_id, target, type, due{lost}"
+    query = f"select {columns}\nfrom {{table}}\nwhere outcome = 'overdue'\norder by due, message_id"
+    return runnable_query(folder, "messages", query)
 
 
 def _pending(tables: ReportTables, pending: str, names: Sequence[str]) -> tuple[PendingFigures, list[PendingTarget]]:

@@ -279,7 +279,8 @@ class Figures:
         more_targets: the number of targets that are left out of *targets*.
         oldest: the overdue messages with the earliest due times.
         overdue: overdue messages in the table of messages. Overdue schedules and retries are not in this table.
-        query: Spark SQL that selects the overdue messages from the table of messages.
+        query: selects all overdue messages from the table of messages: Spark SQL, or a Python program if it is a Delta
+            table.
         filters: the messages by target and type.
         schedules: the occurrences of schedules; None if there has never been a schedule.
         undecodable: the most frequent reasons, the one with most messages first.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from pyarrow import ArrowInvalid, fs
@@ -61,6 +62,20 @@ NAME_COLUMNS: Final = ("target", "type", "group", "endpoint", "exception")
 
 RENAMED_COLUMNS: Final = {"group": "group_name", "offset": "stream_offset"}
 """New names of columns whose names are SQL keywords."""
+
+
+# Spark 4.3 cannot read Delta tables: delta-spark does not support it.
+_DELTA_PROGRAM: Final = '''\
+import duckdb
+from deltalake import DeltaTable
+
+audit = duckdb.connect()
+audit.execute("set TimeZone = 'UTC'")
+audit.register("{name}", DeltaTable({place!r}).to_pyarrow_dataset())
+found = audit.sql("""
+{query}
+""")
+found.show(max_rows=100_000)'''
 
 
 class ReportTables(Protocol):
@@ -149,14 +164,20 @@ def spark_paths(folder: str, name: str) -> list[str] | None:
     return None if files_of(folder, name) is None else [spark_uri(folder, name)]
 
 
-def sql_name(folder: str, name: str) -> str:
-    """The name of a table in Spark SQL."""
+def runnable_query(folder: str, name: str, query: str) -> str:
+    """A query of a table that readers of the report can run: Spark SQL, or a Python program for a Delta table.
+
+    Args:
+        folder: the folder of the tables.
+        name: the name of the table.
+        query: the query, in SQL that Spark and DuckDB have in common, with ``{table}`` for the name of the table.
+    """
     with _opened(folder) as (files, root):
         if is_delta_table(files, f"{root}/{name}"):
-            kind, place = "delta", spark_uri(folder, name)
-        else:
-            kind, place = "parquet", escape_pattern_characters(spark_uri(folder, name))
-    return f"{kind}.`{place.replace('`', '``')}`"
+            place = str(Path(root, name).absolute())
+            return _DELTA_PROGRAM.format(name=name, place=place, query=query.format(table=name))
+    place = escape_pattern_characters(spark_uri(folder, name)).replace("`", "``")
+    return query.format(table=f"parquet.`{place}`")
 
 
 @contextmanager
