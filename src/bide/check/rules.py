@@ -129,7 +129,8 @@ RULES: Final = (
         WHERE a.copies - a.redelivered > 1 AND e.attempts = 1 AND NOT (e.workload = 'gate' AND e.role = 'blocked')
           AND NOT EXISTS (
             SELECT 1 FROM faults f
-            WHERE f.run = a.run AND f.twice AND f.began <= a.last_at AND f.settled >= e.due)
+            WHERE f.run = a.run AND f.twice AND f.began <= a.last_at AND f.settled >= e.sent_at
+              AND (f.kind <> 'kill-process' OR f.what LIKE concat(e.workload, '-%')))
         """,
     ),
     Rule(
