@@ -79,11 +79,12 @@ class Injector:
                 await asyncio.sleep(planned.length)  # while the fault lasts
             finally:
                 await asyncio.shield(asyncio.to_thread(manager.__exit__, None, None, None))
-            # While another node has a fault, the cluster cannot be whole. The last repair waits for all nodes.
-            if fault.hits_node and len(site.busy) == 1:
-                await asyncio.to_thread(make_whole, site.cluster)
+            if fault.hits_node:
+                # While another node has a fault, the cluster cannot be whole. The last repair waits for all nodes.
+                await asyncio.to_thread(make_whole, site.cluster, give_up=lambda: len(site.busy) > 1)
         finally:
-            site.busy.discard(chosen)
+            if fault.hits_node:
+                site.busy.discard(chosen)
         ended = self._clock.now()
         step = fault.clock_step + fault.clock_rate * (ended - began) / _SECOND
         self._writer.add(
