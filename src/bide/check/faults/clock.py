@@ -44,7 +44,8 @@ def faketime(folder: Path) -> dict[str, str]:
     }
 
 
-def _set(node: LocalBroker, seconds: float) -> None:
+def set_clock(node: LocalBroker, seconds: float) -> None:
+    """Set the clock of a node that runs with :func:`faketime`: this many seconds ahead of the right time."""
     path = node.folder / "home" / ".faketimerc"
     part = path.with_suffix(".part")
     part.write_text(f"{seconds:+.3f}\n")
@@ -59,11 +60,11 @@ def _step(site: FaultSite, node: LocalBroker, *, seconds: float) -> Iterator[str
     """
     step = site.rng.choice((seconds, -seconds))
     node.kill()
-    _set(node, step)
+    set_clock(node, step)
     node.restart()
     yield f"{node.name} by {step:+g} s"
     node.kill()
-    _set(node, 0)
+    set_clock(node, 0)
     node.restart()
 
 
@@ -75,14 +76,14 @@ def _drift(site: FaultSite, node: LocalBroker) -> Iterator[str]:
         offset = 0.0
         while not ended.wait(_RELOAD):
             offset += _RELOAD * _DRIFT
-            _set(node, offset)
+            set_clock(node, offset)
 
     thread = threading.Thread(target=drift, name="clock drift", daemon=True)
     thread.start()
     yield f"{node.name} by {_DRIFT:+.0%}"
     ended.set()
     thread.join()
-    _set(node, 0)
+    set_clock(node, 0)
 
 
 def step_of(seconds: float) -> Fault:
