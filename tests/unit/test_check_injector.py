@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from bide.check.faults.broker import LEADERS
-from bide.check.faults.clock import STEP
+from bide.check.faults.clock import DRIFT, STEP
 from bide.check.faults.fault import Cluster, Fault, FaultSite
 from bide.check.faults.nodes import KILL
 from bide.check.history import HistoryWriter, InjectedFault
@@ -72,6 +72,8 @@ def inject(fault: Fault, site: FaultSite) -> InjectedFault:
     [
         (KILL, 0),
         (STEP, 600),
+        # The clock gains one second in 100, and needs 100 more to lose it.
+        (DRIFT, 1 + 100),
     ],
 )
 def test_the_effect_of_a_fault_lasts_until_its_clock_is_right_again(fault: Fault, error: int) -> None:

@@ -86,7 +86,10 @@ class Injector:
             if fault.hits_node:
                 site.busy.discard(chosen)
         ended = self._clock.now()
-        step = fault.clock_step + fault.clock_rate * (ended - began) / _SECOND
+        length = (ended - began) / _SECOND
+        step = fault.clock_step + fault.clock_rate * length
+        # A node whose clock has drifted takes as long to correct it.
+        settle = SETTLE_SECONDS + step + (length if fault.clock_rate else 0)
         self._writer.add(
             InjectedFault(
                 run=self._run,
@@ -96,7 +99,7 @@ class Injector:
                 began=began,
                 ended=ended,
                 # If the clock of the leader that stored a message is fast, the message is late under another leader.
-                settled=ended + round((SETTLE_SECONDS + step) * _SECOND),
+                settled=ended + round(settle * _SECOND),
                 late=fault.late,
                 twice=fault.twice,
                 clock_step=round(step * _SECOND),
