@@ -34,6 +34,10 @@ CASES: Final[dict[str, tuple[list[Row], dict[str, int]]]] = {
         [SENT, EARLY, replace(STEP, clock_step=SECOND // 2)],
         {"early": 1},
     ),
+    "early by less than the steps of two clocks": (
+        [SENT, EARLY, replace(STEP, clock_step=SECOND * 6 // 10), replace(STEP, number=2, clock_step=SECOND // 2)],
+        {},
+    ),
     "early after the step of a clock": (
         [SENT, EARLY, replace(STEP, began=100 * SECOND, ended=110 * SECOND, settled=120 * SECOND)],
         {"early": 1},

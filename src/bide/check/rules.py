@@ -79,7 +79,7 @@ VIEWS: Final = (
     f"""
     CREATE OR REPLACE TEMPORARY VIEW early AS
     SELECT e.run, e.id, e.place, e.workload, max(e.due - e.due_error - {BROKER_TICK} - a.first_at) AS off,
-           coalesce(max(f.clock_step), 0) AS allowed
+           coalesce(sum(f.clock_step), 0) AS allowed
     FROM expectation e
     JOIN arrival a ON a.run = e.run AND a.id = e.id AND a.place = e.place
     LEFT JOIN faults f ON f.run = e.run AND f.clock_step > 0 AND f.began <= a.first_at AND f.settled >= e.sent_at
