@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,15 +20,15 @@ import pytest
 
 import bide.check.plan
 import bide.check.run
-from bide.check.faults.clock import step_of
+from bide.check.faults.clock import DRIFT, faketime, step_of
 from bide.check.faults.disk import DISK_SIZE, FULL
 from bide.check.faults.fault import FaultSite
 from bide.check.judgement import Verdict, judge
 from bide.check.plan import FAULTS, CheckPlan
 from bide.check.repair import make_whole
 from bide.check.run import run_check
-from bide.check.site import clean_up, own_cluster, working_folder
-from bide.local_broker import LocalCluster
+from bide.check.site import OneNode, clean_up, own_cluster, working_folder
+from bide.local_broker import LocalBroker, LocalCluster
 from bide.local_broker.installation import numbers
 from bide.local_broker.processes import marked
 from tests.check_cases import found
@@ -135,6 +136,29 @@ def test_a_wrong_clock_of_a_node_makes_messages_early_by_its_step_at_most(
     assert found(verdict) == {}
     assert verdict.faults == {"clock-step": verdict.faults["clock-step"]}
     assert verdict.earliest_by_clock <= 20 * SECOND
+
+
+def test_a_drifting_clock_makes_the_clock_of_the_node_wrong_by_one_percent_of_the_time_at_most(
+    rabbitmq: Rabbitmq, tmp_path: Path
+) -> None:
+    with LocalBroker.start(
+        tmp_path / "node",
+        ephemeral=True,
+        home=rabbitmq.home,
+        chroot=rabbitmq.chroot,
+        environment=faketime(tmp_path / "faketime"),
+    ) as node:
+
+        def clock() -> int:
+            return int(node.rabbitmqctl("eval", "erlang:system_time(microsecond) - os:perf_counter(microsecond)."))
+
+        right = clock()
+        began = time.monotonic()
+        with DRIFT.inject(FaultSite(cluster=OneNode(node), vhost="/", rng=random.Random(1)), node):
+            wait_until(lambda: abs(clock() - right) > SECOND // 20, what="the clock is wrong by 50 ms")
+            error = abs(clock() - right)
+            assert error < (time.monotonic() - began) * DRIFT.clock_rate * SECOND
+        wait_until(lambda: abs(clock() - right) < SECOND // 40, what="the clock is nearly right again")
 
 
 def cluster_with_disks(rabbitmq: Rabbitmq, folder: Path, *, nodes: int) -> LocalCluster:
