@@ -12,6 +12,7 @@ from tests.check_histories import DELIVERED, FAULT, SECOND, SENT
 EARLY = replace(DELIVERED, received_at=SENT.due - SECOND)
 AGAIN = replace(DELIVERED, received_at=DELIVERED.received_at + SECOND)
 LATE = replace(DELIVERED, received_at=SENT.due + 30 * SECOND)
+KILLED_GATE = replace(FAULT, kind="kill-process", what="gate-1")
 STEP = replace(FAULT, kind="clock-step", clock_step=600 * SECOND)
 SCHEDULE = replace(SENT, workload="gate")
 NEIGHBOUR = replace(SENT, role="neighbour", workload="isolated")
@@ -32,6 +33,10 @@ CASES: Final[dict[str, tuple[list[Row], dict[str, int]]]] = {
     "early by more than the step of a clock": (
         [SENT, EARLY, replace(STEP, clock_step=SECOND // 2)],
         {"early": 1},
+    ),
+    "early by less than the steps of two clocks": (
+        [SENT, EARLY, replace(STEP, clock_step=SECOND * 6 // 10), replace(STEP, number=2, clock_step=SECOND // 2)],
+        {},
     ),
     "early after the step of a clock": (
         [SENT, EARLY, replace(STEP, began=100 * SECOND, ended=110 * SECOND, settled=120 * SECOND)],
@@ -67,6 +72,22 @@ CASES: Final[dict[str, tuple[list[Row], dict[str, int]]]] = {
     "late because its target is full": ([replace(SENT, role="blocked"), LATE], {}),
     "twice": ([SENT, DELIVERED, AGAIN], {"twice": 1}),
     "twice after a fault": ([SENT, DELIVERED, AGAIN, FAULT], {}),
+    "twice after a fault between two of its delay queues": (
+        [
+            replace(SENT, due=115 * SECOND),
+            replace(DELIVERED, received_at=115 * SECOND),
+            replace(DELIVERED, received_at=116 * SECOND),
+            FAULT,
+        ],
+        {},
+    ),
+    "twice before a fault": ([SENT, DELIVERED, AGAIN, replace(FAULT, began=17 * SECOND)], {"twice": 1}),
+    "twice although only a gate was killed": ([SENT, DELIVERED, AGAIN, KILLED_GATE], {"twice": 1}),
+    "a schedule twice after a gate was killed": ([SCHEDULE, DELIVERED, AGAIN, KILLED_GATE], {}),
+    "a schedule twice although only a relay was killed": (
+        [SCHEDULE, DELIVERED, AGAIN, replace(KILLED_GATE, what="relay-1")],
+        {"twice": 1},
+    ),
     "twice after a fault that doubles nothing": (
         [SENT, DELIVERED, AGAIN, replace(FAULT, twice=False)],
         {"twice": 1},

@@ -14,6 +14,7 @@ from bide.local_broker import LocalBroker
 from tests.acceptance.test_cli import COMMAND_LINE
 from tests.check_histories import DELIVERED, SECOND, SENT, write_history
 from tests.timeouts import TIMEOUT
+from tests.unit.test_broker_installation import make_home
 
 
 def bide_check(*arguments: str | Path, state: Path, **variables: str) -> subprocess.CompletedProcess[bytes]:
@@ -77,6 +78,16 @@ def test_what_cannot_run_is_refused_in_one_line(arguments: list[str], code: int,
     assert done.returncode == code
     assert not (tmp_path / "history").exists()
     assert not list((tmp_path / "bide" / "check").glob("*"))
+
+
+def test_the_choice_of_partition_handling_is_refused_where_rabbitmq_has_none(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "rabbitmq_server-4.3.0", "4.3.0")
+    arguments = ["--home", str(home), "--partition-handling", "autoheal"]
+    done = bide_check("run", tmp_path / "history", *arguments, state=tmp_path)
+    assert done.returncode == 2
+    [line] = done.stderr.decode().splitlines()
+    assert "RabbitMQ 4.3.0 has no choice of --partition-handling, which was removed in 4.3: omit it" in line
+    assert not (tmp_path / "history").exists()
 
 
 def test_the_workload_spark_needs_java(tmp_path: Path) -> None:

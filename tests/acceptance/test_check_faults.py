@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -19,15 +20,15 @@ import pytest
 
 import bide.check.plan
 import bide.check.run
-from bide.check.faults.clock import step_of
+from bide.check.faults.clock import DRIFT, faketime, step_of
 from bide.check.faults.disk import DISK_SIZE, FULL
 from bide.check.faults.fault import FaultSite
 from bide.check.judgement import Verdict, judge
 from bide.check.plan import FAULTS, CheckPlan
 from bide.check.repair import make_whole
 from bide.check.run import run_check
-from bide.check.site import clean_up, own_cluster, working_folder
-from bide.local_broker import LocalCluster
+from bide.check.site import OneNode, clean_up, own_cluster, working_folder
+from bide.local_broker import LocalBroker, LocalCluster
 from bide.local_broker.installation import numbers
 from bide.local_broker.processes import marked
 from tests.check_cases import found
@@ -50,7 +51,13 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def check(
-    folder: Path, rabbitmq: Rabbitmq, faults: Sequence[str], *, workloads: Sequence[str] = ("queues",), seed: int = 1
+    folder: Path,
+    rabbitmq: Rabbitmq,
+    faults: Sequence[str],
+    *,
+    workloads: Sequence[str] = ("queues",),
+    seed: int = 1,
+    at_once: int = 1,
 ) -> Verdict:
     """Run a plan of half a minute on a cluster of its own, and judge it."""
     plan = CheckPlan(
@@ -62,6 +69,7 @@ def check(
         longest=timedelta(seconds=5),
         every=timedelta(seconds=5),
         length=timedelta(seconds=4),
+        at_once=at_once,
     )
     with (
         working_folder() as working,
@@ -81,21 +89,24 @@ def check(
 
 
 @pytest.mark.parametrize(
-    ("faults", "workloads"),
+    ("faults", "workloads", "seed", "at_once"),
     [
-        (["kill", "pause", "kill-process"], ["queues", "isolated", "gate"]),
-        (["leaders", "policy", "memory", "disk"], ["queues", "topic", "retries"]),
-        (["partition", "one-way"], ["queues", "bulk"]),
-        (["replace"], ["queues"]),
+        # With this seed a relay is killed, and then a node is killed and another one paused at once.
+        (["kill-process", "kill", "pause"], ["queues", "isolated", "gate", "relay"], 877, 2),
+        (["leaders", "policy", "memory", "disk"], ["queues", "topic", "retries"], 1, 1),
+        (["partition", "one-way"], ["queues", "bulk"], 1, 1),
+        (["replace"], ["queues"], 1, 1),
     ],
-    ids=lambda one: "-".join(one),
+    ids=lambda one: "-".join(one) if isinstance(one, list) else str(one),
 )
 def test_faults_of_a_cluster_break_no_promise(
-    faults: list[str], workloads: list[str], rabbitmq: Rabbitmq, tmp_path: Path, state: Path
+    faults: list[str], workloads: list[str], seed: int, at_once: int, rabbitmq: Rabbitmq, tmp_path: Path, state: Path
 ) -> None:
-    verdict = check(tmp_path / "history", rabbitmq, faults, workloads=workloads)
+    verdict = check(tmp_path / "history", rabbitmq, faults, workloads=workloads, seed=seed, at_once=at_once)
     assert found(verdict) == {}
     check_faults_happened(verdict, faults)
+    if "kill-process" in faults:
+        assert set(verdict.faults) == set(faults)
     assert not list(state.iterdir())
 
 
@@ -125,6 +136,29 @@ def test_a_wrong_clock_of_a_node_makes_messages_early_by_its_step_at_most(
     assert found(verdict) == {}
     assert verdict.faults == {"clock-step": verdict.faults["clock-step"]}
     assert verdict.earliest_by_clock <= 20 * SECOND
+
+
+def test_a_drifting_clock_makes_the_clock_of_the_node_wrong_by_one_percent_of_the_time_at_most(
+    rabbitmq: Rabbitmq, tmp_path: Path
+) -> None:
+    with LocalBroker.start(
+        tmp_path / "node",
+        ephemeral=True,
+        home=rabbitmq.home,
+        chroot=rabbitmq.chroot,
+        environment=faketime(tmp_path / "faketime"),
+    ) as node:
+
+        def clock() -> int:
+            return int(node.rabbitmqctl("eval", "erlang:system_time(microsecond) - os:perf_counter(microsecond)."))
+
+        right = clock()
+        began = time.monotonic()
+        with DRIFT.inject(FaultSite(cluster=OneNode(node), vhost="/", rng=random.Random(1)), node):
+            wait_until(lambda: abs(clock() - right) > SECOND // 20, what="the clock is wrong by 50 ms")
+            error = abs(clock() - right)
+            assert error < (time.monotonic() - began) * DRIFT.clock_rate * SECOND
+        wait_until(lambda: abs(clock() - right) < SECOND // 40, what="the clock is nearly right again")
 
 
 def cluster_with_disks(rabbitmq: Rabbitmq, folder: Path, *, nodes: int) -> LocalCluster:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from pathlib import Path
 
@@ -16,7 +16,12 @@ from tests.timeouts import TIMEOUT
 
 @contextlib.contextmanager
 def cluster(
-    rabbitmq: Rabbitmq, *, joined: bool = True, namespaces: bool = False, polling: int = 5_000
+    rabbitmq: Rabbitmq,
+    *,
+    joined: bool = True,
+    namespaces: bool = False,
+    polling: int = 5_000,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[LocalCluster]:
     """Run a cluster of three nodes; see :meth:`LocalCluster.start`.
 
@@ -29,6 +34,7 @@ def cluster(
         namespaces: run each node in a network namespace of its own.
         polling: milliseconds between two checks of RabbitMQ's failure detector; 5,000 is its default. Leaders of nodes
             that fail are replaced after one to two of them.
+        environment: further variables for the nodes.
     """
     with (Path(tempfile.gettempdir()) / "bide-cluster.lock").open("w") as lock:
         # One at a time: three brokers are enough for a machine.
@@ -40,7 +46,7 @@ def cluster(
             ephemeral=True,
             home=rabbitmq.home,
             chroot=rabbitmq.chroot,
-            environment={"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": arguments},
+            environment={"RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": arguments, **(environment or {})},
             timeout=timedelta(seconds=TIMEOUT),
         ) as made:
             yield made

@@ -1,4 +1,4 @@
-"""Findings of ``bide delay verify`` about replicas, on a cluster of three nodes."""
+"""Findings of ``bide delay verify`` about replicas and clocks, on a cluster of three nodes."""
 
 from __future__ import annotations
 
@@ -6,17 +6,21 @@ import asyncio
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
 from urllib.parse import quote
 
 import pytest
 
 from bide.admin.infrastructure import install
 from bide.admin.locate import management_api
+from bide.admin.node_findings import node_findings
 from bide.admin.report import Finding
 from bide.admin.taps import turn_on
 from bide.admin.verify import verify
 from bide.amqp.connection import Connection
 from bide.amqp.url import BrokerUrl
+from bide.check.faults.clock import faketime, set_clock
 from bide.local_broker import LocalBroker
 from bide.local_broker.configuration import USER
 from tests.broker.receiving import eventually
@@ -28,9 +32,9 @@ VHOST = "the shop"
 
 
 @pytest.fixture
-def nodes(rabbitmq: Rabbitmq) -> Iterator[Sequence[LocalBroker]]:
-    """Three nodes that could be one cluster."""
-    with cluster(rabbitmq, joined=False) as made:
+def nodes(rabbitmq: Rabbitmq, tmp_path: Path) -> Iterator[Sequence[LocalBroker]]:
+    """Three nodes that could be one cluster, with clocks that can be set."""
+    with cluster(rabbitmq, joined=False, environment=faketime(tmp_path / "faketime")) as made:
         yield made.nodes
 
 
@@ -45,7 +49,7 @@ def commands(finding: Finding) -> list[list[str]]:
 
 
 @pytest.mark.long
-async def test_verify_reports_queues_without_replicas(nodes: Sequence[LocalBroker]) -> None:
+async def test_verify_reports_queues_without_replicas_and_a_wrong_clock(nodes: Sequence[LocalBroker]) -> None:
     one, two, three = nodes
     await asyncio.to_thread(one.rabbitmqctl, "add_vhost", VHOST)
     await asyncio.to_thread(one.rabbitmqctl, "set_permissions", "--vhost", VHOST, USER, ".*", ".*", ".*")
@@ -81,10 +85,27 @@ async def test_verify_reports_queues_without_replicas(nodes: Sequence[LocalBroke
         leading = re.search(rf"{one.name} leads (\d+) of 21 quorum queues", finding.text)
         assert leading is not None, finding.text
         assert int(leading[1]) > 14
-        assert (await verify(connection, CLOCK, api)).ok
+        report = await verify(connection, CLOCK, api)
+        assert report.ok
+        one_node = "bide reached fewer than two nodes: name all nodes in the URL"
+        assert [one_node] == [finding.text for finding in report.findings if finding.check == "node clocks"]
         for tool, *arguments in commands(finding):
             await asyncio.to_thread(one.rabbitmqctl, *arguments, tool=tool)
         await eventually(lambda: is_fine("leaders"), step=1)
+
+        hosts = tuple(host for node in nodes for host in BrokerUrl.parse(node.url).hosts)
+        to_all = await Connection.open(replace(url, hosts=hosts))
+
+        async def has(*expected: str) -> bool:
+            found = [f"{finding.status}: {finding.text}" for finding in await node_findings(to_all, api)]
+            return len(found) == 2 and all(map(re.match, expected, found))
+
+        releases = "ok: RabbitMQ [0-9.]+ on 3 nodes$"
+        await eventually(lambda: has(releases, "ok: the clocks of 3 nodes agree to "), step=1)
+        set_clock(two, -60)
+        wrong = f"problem: the clock of ({one.name}|{three.name}) is at least 5.,... ms ahead of that of {two.name}"
+        await eventually(lambda: has(releases, wrong), step=1)
+        await to_all.close()
 
         for name in (one.name, two.name):
             command = ("delete_member", "--vhost", VHOST, "bide.v1.s5", name)

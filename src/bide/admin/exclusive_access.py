@@ -143,6 +143,6 @@ async def _connection_names(api: ManagementApi, vhost: str) -> list[str]:
     users = {one["user"] for one in await api.call("GET", "vhosts", vhost, "permissions") or []}
     names = []
     for user in sorted(users):
-        found = await api.call("GET", "connections", "username", user) or []
+        found = await api.connections_of(user)
         names += [one["name"] for one in found if one["vhost"] == vhost]
     return names

@@ -19,6 +19,8 @@ Check = Literal[
     "protection",
     "replication",
     "leaders",
+    "node releases",
+    "node clocks",
     "consumers",
     "relays",
     "targets",

@@ -12,6 +12,7 @@ from bide.admin.apply import MINIMUM_RELEASE, check_release, check_streams, exis
 from bide.admin.declared import is_missing, redeclare_exchanges, redeclare_queues
 from bide.admin.infrastructure import Guarded
 from bide.admin.locate import private_broker
+from bide.admin.node_findings import node_findings
 from bide.admin.nservicebus_targets import nservicebus_targets
 from bide.admin.policies import policy_findings
 from bide.admin.protection import protection_findings
@@ -53,6 +54,8 @@ _MANAGEMENT_CHECKS: Final[tuple[Check, ...]] = (
     "targets",
     "delivery limits",
     "replication",
+    "node releases",
+    "node clocks",
     "stuck messages",
 )
 """Checks that need the management API."""
@@ -99,6 +102,7 @@ async def verify(
         findings += _check_cross_delivery(snapshot, infrastructure)
         findings += tap_findings(snapshot, infrastructure)
         findings += await replication_findings(snapshot, api, vhost, infrastructure)
+        findings += await node_findings(connection, api)
         findings += await nservicebus_targets(snapshot, api, vhost, infrastructure, connection.release)
         findings += await _check_stuck(snapshot, api, vhost, infrastructure)
         findings += await _check_undeliverable(connection, infrastructure)

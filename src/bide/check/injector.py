@@ -79,13 +79,17 @@ class Injector:
                 await asyncio.sleep(planned.length)  # while the fault lasts
             finally:
                 await asyncio.shield(asyncio.to_thread(manager.__exit__, None, None, None))
-            # While another node has a fault, the cluster cannot be whole. The last repair waits for all nodes.
-            if fault.hits_node and len(site.busy) == 1:
-                await asyncio.to_thread(make_whole, site.cluster)
+            if fault.hits_node:
+                # While another node has a fault, the cluster cannot be whole. The last repair waits for all nodes.
+                await asyncio.to_thread(make_whole, site.cluster, give_up=lambda: len(site.busy) > 1)
         finally:
-            site.busy.discard(chosen)
+            if fault.hits_node:
+                site.busy.discard(chosen)
         ended = self._clock.now()
-        step = fault.clock_step + fault.clock_rate * (ended - began) / _SECOND
+        length = (ended - began) / _SECOND
+        step = fault.clock_step + fault.clock_rate * length
+        # A node whose clock has drifted takes as long to correct it.
+        settle = SETTLE_SECONDS + step + (length if fault.clock_rate else 0)
         self._writer.add(
             InjectedFault(
                 run=self._run,
@@ -95,7 +99,7 @@ class Injector:
                 began=began,
                 ended=ended,
                 # If the clock of the leader that stored a message is fast, the message is late under another leader.
-                settled=ended + round((SETTLE_SECONDS + step) * _SECOND),
+                settled=ended + round(settle * _SECOND),
                 late=fault.late,
                 twice=fault.twice,
                 clock_step=round(step * _SECOND),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -29,8 +30,13 @@ _REPLACE_WORKERS: Final = """
 """Erlang code that replaces the dead-letter workers of a node. The same is in docs/delays.md."""
 
 
-def make_whole(cluster: Cluster, *, timeout: timedelta = timedelta(minutes=5)) -> None:
+def make_whole(
+    cluster: Cluster, *, timeout: timedelta = timedelta(minutes=5), give_up: Callable[[], bool] = lambda: False
+) -> None:
     """Wait until each node sees all others. Restart nodes that do not, as an operator does after a partition.
+
+    Args:
+        give_up: asked again and again whether to return although the nodes do not see each other.
 
     Raises:
         LocalBrokerError: the nodes did not become one cluster in time.
@@ -38,6 +44,8 @@ def make_whole(cluster: Cluster, *, timeout: timedelta = timedelta(minutes=5)) -
     begun = time.monotonic()
     restart_at = begun + _RESTART_AFTER
     while apart := [node for node in cluster.nodes if not _sees(node, len(cluster.nodes))]:
+        if give_up():
+            return
         now = time.monotonic()
         if now >= begun + timeout.total_seconds():
             raise LocalBrokerError(

@@ -79,7 +79,7 @@ VIEWS: Final = (
     f"""
     CREATE OR REPLACE TEMPORARY VIEW early AS
     SELECT e.run, e.id, e.place, e.workload, max(e.due - e.due_error - {BROKER_TICK} - a.first_at) AS off,
-           coalesce(max(f.clock_step), 0) AS allowed
+           coalesce(sum(f.clock_step), 0) AS allowed
     FROM expectation e
     JOIN arrival a ON a.run = e.run AND a.id = e.id AND a.place = e.place
     LEFT JOIN faults f ON f.run = e.run AND f.clock_step > 0 AND f.began <= a.first_at AND f.settled >= e.sent_at
@@ -129,7 +129,8 @@ RULES: Final = (
         WHERE a.copies - a.redelivered > 1 AND e.attempts = 1 AND NOT (e.workload = 'gate' AND e.role = 'blocked')
           AND NOT EXISTS (
             SELECT 1 FROM faults f
-            WHERE f.run = a.run AND f.twice AND f.began <= a.last_at AND f.settled >= e.due)
+            WHERE f.run = a.run AND f.twice AND f.began <= a.last_at AND f.settled >= e.sent_at
+              AND (f.kind <> 'kill-process' OR f.what LIKE concat(e.workload, '-%')))
         """,
     ),
     Rule(

@@ -20,6 +20,7 @@ from bide.check.repair import make_whole
 from bide.errors import InvalidInputError, LocalBrokerError, ManagementApiError
 from bide.local_broker import LocalBroker, LocalCluster, default_folder
 from bide.local_broker.cluster import attach
+from bide.local_broker.installation import find_installation, numbers
 from bide.local_broker.state import State
 
 VHOST: Final = "bide-check"
@@ -28,6 +29,13 @@ VHOST: Final = "bide-check"
 _LOCK: Final = "lock"
 _CLUSTER: Final = "cluster"
 _TARGET: Final = "cluster.json"
+
+_NO_PARTITION_HANDLING: Final = (4, 3)
+"""The first release without strategies for partitions, according to its release notes. It accepts the setting."""
+
+_TICK_SECONDS: Final = 5
+"""The ``net_ticktime`` of nodes with a chosen ``cluster_partition_handling``, which acts after about this time. With
+the default of 60 s, a partition of the default length would end before."""
 
 
 class OneNode:
@@ -118,16 +126,27 @@ def own_cluster(
         namespaces: whether each node gets a network namespace, for partitions.
         clocks: whether faults can change the clocks of the nodes.
         disks: whether each node gets a disk of its own, which faults can fill.
-        partition_handling: the value of ``cluster_partition_handling``; None for RabbitMQ's default.
+        partition_handling: the value of ``cluster_partition_handling``; None for RabbitMQ's default. With a value, the
+            nodes notice a partition after 4 to 6 s.
         home: see :meth:`LocalBroker.start`.
         chroot: see :meth:`LocalBroker.start`.
 
     Raises:
-        InvalidInputError: a single node was to have partitions or a full disk, or libfaketime is not installed.
+        InvalidInputError: a single node was to have partitions or a full disk, libfaketime is not installed, or the
+            RabbitMQ has no ``cluster_partition_handling``.
         LocalBrokerError: the cluster did not start.
     """
-    handling = f"cluster_partition_handling = {partition_handling}" if partition_handling else ""
     environment = faketime(folder / "faketime") if clocks else {}
+    handling = ""
+    if partition_handling:
+        release = find_installation(home=home, chroot=chroot).release
+        if numbers(release) >= _NO_PARTITION_HANDLING:
+            raise InvalidInputError(
+                f"RabbitMQ {release} has no choice of --partition-handling, which was removed in 4.3: omit it, or "
+                "give the folder of an older RabbitMQ with --home or --root"
+            )
+        handling = f"cluster_partition_handling = {partition_handling}"
+        environment["RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS"] = f"-kernel net_ticktime {_TICK_SECONDS}"
     if nodes == 1:
         if namespaces:
             raise InvalidInputError("partitions need several nodes: give --nodes 3")

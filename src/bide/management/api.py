@@ -174,6 +174,27 @@ class ManagementApi:
         """The nodes of the cluster, and whether each is running."""
         return {str(one["name"]): bool(one["running"]) for one in _array(await self.call("GET", "nodes"))}
 
+    async def releases(self) -> dict[str, str]:
+        """The release of RabbitMQ on each running node; empty if the node has started and not reported it yet."""
+        return {str(one["name"]): _release(one) for one in _array(await self.call("GET", "nodes")) if one["running"]}
+
+    async def connections_of(self, user: str) -> Sequence[Mapping[str, Any]]:
+        """The name, virtual host and node of each connection of a user, including those opened a moment ago."""
+        return _array(await self.call("GET", "connections", "username", user) or [])
+
+    async def connected_at(self, connection: str) -> int | None:
+        """The time at which a node accepted a connection, by its clock, in milliseconds since the epoch.
+
+        Args:
+            connection: the name of the connection, such as ``127.0.0.1:48106 -> 127.0.0.1:5672``.
+
+        Returns:
+            None if statistics do not have the connection, as in its first five seconds.
+        """
+        found = await self.call("GET", "connections", connection)
+        at = None if found is None else _object(found).get("connected_at")
+        return None if at is None else int(at)
+
     async def exchange(self, vhost: str, name: str) -> FoundExchange | None:
         """An exchange by name, or None."""
         found = await self.call("GET", "exchanges", vhost, name)
@@ -278,6 +299,12 @@ def _array(value: Any) -> Sequence[Mapping[str, Any]]:
     if not isinstance(value, list):
         raise ManagementApiError(f"the management API returned {type(value).__name__} instead of a list: check its URL")
     return value
+
+
+def _release(node: Mapping[str, Any]) -> str:
+    # Only some releases report it by itself, such as 4.3.
+    applications = {one["name"]: one["version"] for one in node.get("applications") or ()}
+    return str(node.get("rabbitmq_version") or applications.get("rabbit") or "")
 
 
 def _arguments(found: Mapping[str, Any]) -> dict[str, Argument]:
