@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from bide.pipelines.audit import facts
-from bide.pipelines.audit.columns import FACT_COLUMNS, MESSAGES_SCHEMA, arrow_schema
+from bide.pipelines.audit.columns import FACT_COLUMNS, MESSAGES_SCHEMA, arrow_schema, with_batch
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.storage import open_storage
 from bide.pipelines.report.duckdb_tables import small_tables
@@ -23,7 +23,7 @@ NINE = datetime(2026, 11, 21, 9, tzinfo=UTC)
 
 
 def rows(schema: pa.Schema, *ids: str, day: date) -> pa.Table:
-    known = {"day": day, "due": NINE, "outcome": "overdue"}
+    known = {"day": day, "due": NINE, "outcome": "overdue", "batch": 0}
     return pa.Table.from_pylist(
         [{name: known.get(name) for name in schema.names} | {"message_id": one} for one in ids], schema=schema
     )
@@ -36,7 +36,7 @@ def test_spark_reads_the_newest_version_of_delta_tables(spark: SparkSession, tmp
     storage, scheduled = open_storage(folder), arrow_schema(FACT_COLUMNS["scheduled"])
     for batch, day in enumerate((*DAYS, *DAYS)):
         storage.append(rows(scheduled, f"m-{batch}", day=day), "scheduled", batch)
-        storage.replace_days(rows(MESSAGES_SCHEMA, f"m-{batch}", day=day), "messages", {day}, batch=0)
+        storage.replace_batches(rows(with_batch(MESSAGES_SCHEMA), f"m-{batch}", day=day), "messages", {(day, 0)})
     storage.drop_batch("scheduled", 2)
 
     def read(*days: date) -> list[str]:

@@ -151,7 +151,7 @@ async def _read_clocks(
         entries = [(one, opened.get(_client_port(one["name"]))) for one in await api.connections_of(url.user)]
         reached = {str(one["name"]): (str(one["node"]), attempt) for one, attempt in entries if attempt is not None}
         unread: dict[str, ClockReading | None] = dict.fromkeys(node for node, _ in reached.values())
-        return unread if len(unread) < 2 else unread | await _accepted(api, reached)
+        return unread if len(unread) < 2 else {**unread, **await _accepted(api, reached)}
 
 
 def _client_port(name: str) -> int:
