@@ -161,6 +161,11 @@ def test_large_audits_and_uris_are_left_to_spark(streams: AuditedStreams, tmp_pa
     run.run(None, sources, folder, largest=10_000_000)
     run.run(None, sources, Folder(str(tmp_path / "whole")))
     assert tables_in(place) == tables_in(tmp_path / "whole")
+    names = [
+        {one.name for one in (tmp_path / name).rglob("*.parquet") if one.parent.name.startswith(("day=", "batch="))}
+        for name in ("audit", "whole")
+    ]
+    assert names[0].isdisjoint(names[1]), "the index needs names that are never used again"
     with pytest.raises(NeedsSparkError, match=r"is a URI$"):
         check_small(sources, Folder(f"file://{place}"), largest=None)
 

@@ -11,10 +11,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyarrow import parquet
 from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 
 from bide.errors import FolderInUseError, InvalidInputError
 from bide.pipelines.audit import facts, merging, tables
+from bide.pipelines.audit.columns import TIMESTAMP
 from bide.pipelines.audit.folder import Folder, Note
 from bide.pipelines.audit.refresh import compact, refresh
 from bide.pipelines.audit.table_files import files_of_day, sizes_of_batches
@@ -99,6 +101,22 @@ def touched_by(folder: Watched, increment: Callable[[], None]) -> tuple[set[str]
     )
 
 
+@pytest.mark.parametrize("chosen", [None, "TIMESTAMP_MILLIS"])
+def test_a_write_leaves_the_setting_of_the_session(spark: SparkSession, tmp_path: Path, chosen: str | None) -> None:
+    name = "spark.sql.parquet.outputTimestampType"
+    folder = Folder(str(tmp_path))
+    folder.begin()
+    if chosen is not None:
+        spark.conf.set(name, chosen)
+    try:
+        folder.write_whole(spark.sql("select timestamp'2026-11-21 09:00:00' as due"), "pending", "due")
+        assert spark.conf.get(name, None) == chosen
+    finally:
+        spark.conf.unset(name)
+    (file,) = tmp_path.glob("pending/*.parquet")
+    assert parquet.read_schema(file).field("due").type == TIMESTAMP
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_a_round_reads_only_new_facts_and_their_messages(spark: SparkSession, tmp_path: Path) -> None:
@@ -154,7 +172,8 @@ _ANEW = (
 
 
 def _place(name: str) -> str:
-    return name.rpartition("/")[0]
+    # An index names the batch in the name of its file.
+    return name.partition("-part-")[0] if name.startswith("_state/ids/") else name.rpartition("/")[0]
 
 
 @pytest.mark.long

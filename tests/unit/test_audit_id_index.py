@@ -46,7 +46,7 @@ def write(folder: Folder, name: str, ids: list[str | None]) -> None:
 
 
 def digests_of(index: IdIndex, *ids: str | None) -> Digests:
-    return index.digests_of([pa.record_batch([pa.array(ids, pa.string())], schema=IDS_SCHEMA)])
+    return index.digests_of_ids([pa.record_batch([pa.array(ids, pa.string())], schema=IDS_SCHEMA)])
 
 
 def names(folder: Folder) -> set[str]:
@@ -64,8 +64,8 @@ def test_files_with_any_of_the_messages_are_found(index: IdIndex) -> None:
         ([*map(str, range(1_000)), "c"], [SECOND]),
     ):
         assert index.files_with(digests_of(index, *ids), "messages", FILES) == expected, ids
-    assert index.files_with(index.digests("messages", [SECOND]), "messages", FILES) == [SECOND]
-    assert list(index.digests("messages", FILES)) == list(digests_of(index, "c", "b", "a"))
+    assert index.files_with(index.digests_of_files("messages", [SECOND]), "messages", FILES) == [SECOND]
+    assert list(index.digests_of_files("messages", FILES)) == list(digests_of(index, "c", "b", "a"))
 
 
 def test_a_file_of_null_ids_is_never_found(folder: Folder, index: IdIndex) -> None:
@@ -81,11 +81,20 @@ def test_an_index_that_is_lost_is_made_again(folder: Folder, index: IdIndex) -> 
     for name in before:
         Path(folder.path("_state", "ids", "messages", name)).unlink()
     assert index.files_with(wanted, "messages", FILES) == [FIRST]
-    assert names(folder) == before == {f"{name}.arrow" for name in IDS}
+    assert names(folder) == before == {f"{name.replace('/part', '-part')}.arrow" for name in IDS}
+
+
+def test_an_index_that_is_cut_off_is_made_again(folder: Folder, index: IdIndex) -> None:
+    index.digests_of_files("messages", FILES)
+    for content in (b"", b"ARROW1"):
+        for name in names(folder):
+            Path(folder.path("_state", "ids", "messages", name)).write_bytes(content)
+        assert index.files_with(digests_of(index, "c"), "messages", FILES) == [SECOND]
+        assert index.files_with(digests_of(index, "a"), "messages", FILES) == [FIRST]
 
 
 def test_a_file_is_read_once(folder: Folder, index: IdIndex) -> None:
-    index.digests("messages", FILES)
+    index.digests_of_files("messages", FILES)
     for name in IDS:
         Path(folder.path("messages", name)).unlink()
     assert index.files_with(digests_of(index, "c"), "messages", FILES) == [SECOND]
@@ -94,7 +103,10 @@ def test_a_file_is_read_once(folder: Folder, index: IdIndex) -> None:
 def test_the_index_of_files_that_are_gone_is_deleted(folder: Folder, index: IdIndex) -> None:
     other_day = replace(SECOND, path="day=2026-11-22/batch=0/part-0.parquet")
     write(folder, other_day.path, ["a"])
-    index.digests("messages", [*FILES, other_day])
+    index.digests_of_files("messages", [*FILES, other_day])
     index.prune("messages", TODAY, [SECOND])
-    assert names(folder) == {f"{SECOND.path}.arrow", f"{other_day.path}.arrow"}
+    assert names(folder) == {
+        "day=2026-11-21/batch=1-part-1.parquet.arrow",
+        "day=2026-11-22/batch=0-part-0.parquet.arrow",
+    }
     index.prune("delivered", TODAY, [])

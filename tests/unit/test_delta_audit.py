@@ -134,6 +134,16 @@ def test_both_formats_have_the_same_tables(tmp_path: Path) -> None:
     assert {name for name, rows in found["delta"].items() if not rows} == {"occurrences"}
 
 
+@pytest.mark.parametrize("table_format", TABLE_FORMATS)
+def test_the_last_minute_that_can_be_due_has_its_lateness(tmp_path: Path, table_format: TableFormat) -> None:
+    folder, day = new_folder(tmp_path, table_format), date(9999, 12, 31)
+    due = datetime(9999, 12, 31, 23, 59, 59, 999_000, tzinfo=UTC)
+    note = append(folder, 0, delivered=facts("delivered", "a", days=(day,), due=due, first_due=due))
+    assert SmallAudit(folder).refresh([note], now=NOON) == {day}
+    (row,) = open_storage(folder).read("lateness", SCHEMAS["lateness"]).to_pylist()
+    assert (row["minute"], row["count"], row["max_ms"]) == (due.replace(second=0, microsecond=0), 1, 20.0)
+
+
 def test_a_round_replaces_a_table_in_one_transaction(folder: Folder) -> None:
     days, names = (YESTERDAY, TODAY), ("scheduled", "messages", "_state/pending", "pending")
     versions = []

@@ -67,7 +67,9 @@ def delta_files(files: fs.FileSystem, path: str) -> list[str] | None:
 
 
 def newest_files(opened: Any, path: str) -> pa.Table:
-    """The files of an opened Delta table, with the columns ``path`` (relative), ``size_bytes`` and ``partition.*``.
+    """The files of an opened Delta table.
+
+    The columns are ``path`` (relative), ``size_bytes``, ``partition.*``, and the statistics ``min.*`` and ``max.*``.
 
     Raises:
         InvalidInputError: another program has changed the table, so that these files are not all there is to it.

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 log = logger(__name__)
 
+_times_lock: Final = threading.Lock()
 _CONNECT_SCHEME: Final = "sc://"
 _TRACEBACK: Final = "Traceback (most recent call last):"
 NO_WORKER: Final = "Python worker failed to connect back"
@@ -320,14 +321,18 @@ def _reason(text: str) -> str:
 
 @contextmanager
 def times_with_statistics(spark: SparkSession) -> Iterator[None]:
-    """Write times to Parquet as INT64.
+    """Write times to Parquet as INT64, by one thread at a time, because the setting is that of the session.
 
     Spark's default, INT96, has no minimum and maximum for a file, by which readers pass over files.
     """
     name = "spark.sql.parquet.outputTimestampType"
-    before = spark.conf.get(name) or "INT96"
-    spark.conf.set(name, "TIMESTAMP_MICROS")
-    try:
-        yield
-    finally:
-        spark.conf.set(name, before)
+    with _times_lock:
+        before = spark.conf.get(name, None)
+        spark.conf.set(name, "TIMESTAMP_MICROS")
+        try:
+            yield
+        finally:
+            if before is None:
+                spark.conf.unset(name)
+            else:
+                spark.conf.set(name, before)

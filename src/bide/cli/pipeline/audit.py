@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
-from importlib.util import find_spec
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -88,6 +87,7 @@ def audit(
     """
     pause = duration_of("--every", every).total_seconds()
     refuse_missing_audit_packages(choice)
+    refuse_missing_packages(duckdb="DuckDB")
 
     from bide.amqp.url import DEFAULT_URL
     from bide.pipelines.audit.folder import Folder
@@ -151,7 +151,6 @@ def audit(
 
 def _engine_for(sources: Sources, folder: Folder, choice: EngineChoice, *, once: bool) -> Engine:
     if folder.table_format != "parquet":
-        refuse_missing_packages(duckdb="DuckDB")
         return choice.choose_local(f"only this process writes tables of the format {folder.table_format}")
 
     def work(largest: int | None) -> tuple[str, None]:
@@ -159,8 +158,6 @@ def _engine_for(sources: Sources, folder: Folder, choice: EngineChoice, *, once:
 
         if largest is not None and not once:
             raise NeedsSparkError("without --once, the audit may become large")
-        if find_spec("duckdb") is None:
-            raise NeedsSparkError("DuckDB is missing")
         return check_small(sources, folder, largest=largest), None
 
     return choice.in_process(work)[0]

@@ -12,6 +12,7 @@ import pyarrow as pa
 from pyarrow import compute as pc
 from pyarrow import dataset, fs
 
+from bide.errors import InvalidInputError
 from bide.pipelines.audit import merging
 from bide.pipelines.audit.columns import (
     APPENDED_TABLES,
@@ -67,6 +68,8 @@ class DeltaStorage:
         self._folder = folder
         self._deltalake = import_deltalake(folder.path())
         self._opened: dict[str, Any] = {}
+        self._listed: dict[str, tuple[int, Any]] = {}
+        """The files of a version, by table."""
 
     def read(self, table: str, schema: pa.Schema, days: Collection[date] | None = None) -> pa.Table:
         if not self._exists(table):
@@ -79,6 +82,11 @@ class DeltaStorage:
             return []
         found = self._files_of_days(table, {day})
         names = ("path", "size_bytes", *_batch_columns(table))
+        if found.column(names[-1]).null_count:
+            raise InvalidInputError(
+                f"the Delta table {self._folder.path(table)} has a file without statistics of batches, because another "
+                "program has changed it: name another folder"
+            )
         rows = zip(*(found.column(name).to_pylist() for name in names), strict=True)
         return [TableFile(path=path, size=size, first=first, last=last) for path, size, first, last in rows]
 
@@ -98,7 +106,7 @@ class DeltaStorage:
                 pa.schema([one for one in schema if one.name in _partition_columns(table, schema)]), flavor="hive"
             ),
         )
-        span = None if due is None else (dataset.field("due") >= due[0]) & (dataset.field("due") < due[1])
+        span = None if due is None else (dataset.field("due") >= due[0]) & (dataset.field("due") <= due[1])
         return found.to_table(columns=schema.names, filter=span)
 
     def replace_batches(self, rows: pa.Table, table: str, batches: Collection[BatchKey]) -> None:
@@ -181,8 +189,13 @@ class DeltaStorage:
         return int(opened.version())
 
     def _files_of(self, table: str) -> pa.Table:
-        """The files of the newest version, with the columns ``path``, ``size_bytes`` and ``partition.day``."""
-        return newest_files(self._open(table), self._folder.path(table))
+        """The files of the newest version, with the columns of :func:`newest_files`."""
+        opened = self._open(table)
+        version, files = self._listed.get(table, (-1, None))
+        if version != opened.version():
+            files = newest_files(opened, self._folder.path(table))
+            self._listed[table] = (opened.version(), files)
+        return files
 
     def _files_of_days(self, table: str, days: Collection[date]) -> pa.Table:
         files = self._files_of(table)

@@ -8,11 +8,12 @@ With Parquet tables::
     lateness/day=2026-11-21/*.parquet              computed from the facts of that day
     pending/*.parquet  failures/*.parquet          of all days
     _state/                                        counts by day for these two tables, and which facts are new
+    _state/ids/scheduled/day=2026-11-21/*.arrow    digests of message ids, for each file of a table with batches
     _state/schedules.json                          position in the schedule log, and the files of its state
     _state/positions/scheduled.json                positions in the streams of a source
 
-With Delta tables, the number of the batch is a column, and ``undecodable`` and the tables below ``_state`` are Delta
-tables too.
+With Delta tables, the number of the batch of facts is a column, and ``undecodable`` and the tables below ``_state``
+are Delta tables too.
 
 After a crash, the next run continues with the folder:
 
@@ -376,6 +377,7 @@ class Folder:
 
 
 def _write(writer: DataFrameWriter, spark: SparkSession, location: str) -> None:
+    """Write Parquet files."""
     from bide.pipelines.session import times_with_statistics
 
     with times_with_statistics(spark):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
-from pyarrow import fs, parquet
+from pyarrow import parquet
 
 if TYPE_CHECKING:
     import duckdb
@@ -49,11 +49,11 @@ class IdIndex:
         self._folder = folder
         self._database = database
 
-    def digests(self, table: str, files: Iterable[TableFile]) -> Digests:
+    def digests_of_files(self, table: str, files: Iterable[TableFile]) -> Digests:
         """The digests of the messages in files."""
-        return union(self._read(table, one.path) for one in files)
+        return union_of_digests(self._read(table, one.path) for one in files)
 
-    def digests_of(self, ids: Iterable[pa.RecordBatch]) -> Digests:
+    def digests_of_ids(self, ids: Iterable[pa.RecordBatch]) -> Digests:
         """The digests of messages, whose ids are in the only column."""
         self._database.register("id_column", pa.RecordBatchReader.from_batches(IDS_SCHEMA, ids))
         try:
@@ -69,32 +69,41 @@ class IdIndex:
 
     def prune(self, table: str, day: date, files: Iterable[TableFile]) -> None:
         """Delete the index of all other files of a day."""
-        kept = {f"{one.path}{_SUFFIX}" for one in files}
-        root = self._folder.path(_INDEX, table)
-        selector = fs.FileSelector(posixpath.join(root, f"day={day}"), allow_not_found=True, recursive=True)
-        for one in self._folder.files.get_file_info(selector):
-            if one.is_file and one.path.removeprefix(f"{root}/") not in kept:
-                self._folder.files.delete_file(one.path)
+        kept = {posixpath.basename(_index_of(one.path)) for one in files}
+        place = self._folder.path(_INDEX, table, f"day={day}")
+        for name in self._folder.entries(place):
+            if name not in kept:
+                self._folder.files.delete_file(posixpath.join(place, name))
 
     def _read(self, table: str, file: str) -> Digests:
-        index = self._folder.path(_INDEX, table, f"{file}{_SUFFIX}")
+        index = self._folder.path(_INDEX, table, _index_of(file))
         if not self._folder.exists(index):
-            self._write(self._folder.path(table, file), index)
-        with self._folder.files.open_input_file(index) as opened:
-            digests: Digests = pa.ipc.open_file(opened).read_all().column("digest").to_numpy()
-            return digests
+            return self._write(self._folder.path(table, file), index)
+        try:
+            with self._folder.files.open_input_file(index) as opened:
+                digests: Digests = pa.ipc.open_file(opened).read_all().column("digest").to_numpy()
+                return digests
+        except pa.ArrowInvalid:  # cut off when the machine lost power
+            return self._write(self._folder.path(table, file), index)
 
-    def _write(self, source: str, index: str) -> None:
+    def _write(self, source: str, index: str) -> Digests:
         files, new = self._folder.files, self._folder.path(_NEW_FILE)
         with files.open_input_file(source) as opened:
-            digests = self.digests_of(parquet.ParquetFile(opened).iter_batches(columns=IDS_SCHEMA.names))
+            digests = self.digests_of_ids(parquet.ParquetFile(opened).iter_batches(columns=IDS_SCHEMA.names))
         with files.open_output_stream(new) as output, pa.ipc.new_file(output, _SCHEMA) as writer:
             writer.write_table(pa.table([digests], schema=_SCHEMA))
         files.create_dir(posixpath.dirname(index))
         files.move(new, index)
+        return digests
 
 
-def union(some: Iterable[Digests]) -> Digests:
+def _index_of(file: str) -> str:
+    """The index of a file, in the folder of the day: folders of batches would stay behind, empty."""
+    day, _, rest = file.partition("/")
+    return f"{day}/{rest.replace('/', '-')}{_SUFFIX}"
+
+
+def union_of_digests(some: Iterable[Digests]) -> Digests:
     """All of these digests."""
     return np.unique(np.concatenate([np.empty(0, np.uint64), *some]))
 

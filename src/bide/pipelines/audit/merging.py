@@ -22,7 +22,7 @@ SMALL_BYTES: Final = 64 * 1024 * 1024
 """Batches of this size and larger are not merged, so that old rows are not rewritten repeatedly."""
 
 MERGED_BYTES: Final = 2 * SMALL_BYTES
-"""The largest size of a merged batch, about. Two small batches are never more."""
+"""The largest size of a merged batch. Two small batches always fit."""
 
 MERGED_FOLDER: Final = "_state/merged"
 """The folder for the rows of merged batches, until :func:`replace_batches` moves it."""

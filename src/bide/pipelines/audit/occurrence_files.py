@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import pyarrow as pa
 from pyarrow import parquet
@@ -80,7 +81,6 @@ class OccurrenceFiles:
         self._accepted_counts = Counter[tuple[date, str]]()
         self._added_counts = Counter[tuple[date, str]]()
         self._added_parts: list[str] = []
-        self._parts = 0
 
     def begin(self) -> None:
         """Delete the rows and the note of a round that was killed before it committed."""
@@ -205,9 +205,8 @@ class OccurrenceFiles:
         for day, listed in by_day.items():
             place = self._folder.path(staging, f"day={day}", f"batch={self.batch}")
             self._folder.files.create_dir(place)
-            paths.append(posixpath.join(place, f"part-{self._parts:05}.parquet"))
+            paths.append(posixpath.join(place, f"part-{uuid4()}.parquet"))
             parquet.write_table(table_of_rows(listed, _SCHEMA), paths[-1], filesystem=self._folder.files)
-        self._parts += 1
         rows.clear()
         return paths
 

@@ -126,9 +126,9 @@ class ParquetStorage:
 
 
 def _may_be_due(file: parquet.ParquetFile, group: int, span: tuple[datetime, datetime]) -> bool:
-    """Whether a row group may have rows that are due in a span."""
+    """Whether a row group may have rows that are due in a span, whose end is included."""
     found = file.metadata.row_group(group).column(file.schema.names.index("due")).statistics
-    return found is None or not found.has_min_max or (found.min < span[1] and found.max >= span[0])
+    return found is None or not found.has_min_max or (found.min <= span[1] and found.max >= span[0])
 
 
 def _by(rows: pa.Table, column: str) -> Iterator[tuple[Any, pa.Table]]:

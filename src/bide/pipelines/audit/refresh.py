@@ -20,7 +20,7 @@ from pyspark.sql import functions as F  # noqa: N812 (the usual name)
 from bide.pipelines.audit import facts, merging, tables
 from bide.pipelines.audit.columns import APPENDED_TABLES, FACT_COLUMNS, FAILURES_STATE, PENDING_STATE
 from bide.pipelines.audit.folder import Folder, Note
-from bide.pipelines.audit.id_index import IdIndex, union
+from bide.pipelines.audit.id_index import IdIndex, union_of_digests
 from bide.pipelines.audit.queries import BATCH
 from bide.pipelines.audit.round_work import RoundWork
 from bide.pipelines.audit.table_files import files_of_day, sizes_of_batches
@@ -137,7 +137,7 @@ def _batches_with(folder: Folder, fresh: Mapping[str, set[BatchKey]]) -> default
                 table: [one for one in some if (day, one.first) in fresh.get(table, ())]
                 for table, some in files.items()
             }
-            wanted = union(index.digests(table, some) for table, some in new.items())
+            wanted = union_of_digests(index.digests_of_files(table, some) for table, some in new.items())
             for table, some in files.items():
                 index.prune(table, day, some)
                 others = index.files_with(wanted, table, set(some).difference(new[table]))

@@ -20,7 +20,7 @@ class RoundWork:
     """What a round has to compute again.
 
     Attributes:
-        fresh: the batches of new facts, by table.
+        fresh: the batches of new facts, by table; each table of facts is there.
         to_rewrite: the batches of messages to rewrite for other reasons.
     """
 
@@ -45,8 +45,9 @@ class RoundWork:
         """
         fresh: defaultdict[str, set[BatchKey]] = defaultdict(set)
         for note in notes:
-            for table in filter(note.rows.get, FACT_COLUMNS):
-                fresh[table] |= note.batches
+            for table in FACT_COLUMNS:
+                if note.rows.get(table):
+                    fresh[table] |= note.batches
         unfinished = folder.unfinished_work()
         for table in FACT_COLUMNS:
             # On a day that an interrupted round changed, messages without new facts may be missing or duplicated too.

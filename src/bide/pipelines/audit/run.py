@@ -113,7 +113,7 @@ class RoundResult:
         ended: occurrences of schedules that have newly ended, by outcome.
         schedules: schedules that have not ended; None without a schedule log.
         undecodable: messages that were written as raw bytes, because they are not AMQP 1.0.
-        days: the number of days whose messages were computed again.
+        days: the number of days of messages that were computed again.
         pending: messages that are scheduled and not delivered, without those in the schedule log.
         overdue: the pending messages that were due more than :data:`bide.pipelines.audit.queries.DELIVERY_GRACE` ago.
         read_seconds: the time that it took to read the streams and to write facts.

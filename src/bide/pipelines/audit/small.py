@@ -6,9 +6,9 @@ messages that have new facts, as in :mod:`bide.pipelines.audit.refresh`.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from datetime import UTC, date, datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -105,7 +105,7 @@ class SmallAudit:
         return counts, days
 
     def refresh(self, notes: Collection[Note], *, now: datetime) -> set[date]:
-        """Compute the tables again for the days of new facts, and of messages that have become overdue.
+        """Compute the tables again for messages with new facts, and for messages that have become overdue.
 
         After an interruption, a refresh with the same notes has the same result.
 
@@ -138,7 +138,7 @@ class SmallAudit:
                 tables.add("parts", self._storage.read(PENDING_STATE, arrow_schema(PENDING_PARTS_COLUMNS)))
                 query = f"{queries.pending('parts')} order by due_hour nulls first, target nulls first"
                 self._storage.replace(tables.table(query, arrow_schema(PENDING_COLUMNS)), "pending")
-            if days or not folder.has("failures"):
+            if failed or not folder.has("failures"):
                 tables.add("parts", self._storage.read(FAILURES_STATE, arrow_schema(FAILURES_PARTS_COLUMNS)))
                 query = f'{queries.failures("parts")} order by recent desc, count desc, "group" nulls first'
                 self._storage.replace(tables.table(query, arrow_schema(FAILURES_COLUMNS)), "failures")
@@ -159,66 +159,65 @@ class SmallAudit:
 
     def _refresh_messages(self, tables: _Tables, work: RoundWork, index: IdIndex, *, now: datetime) -> None:
         """Refresh the table of messages, and the counts of pending messages."""
-        storage, fresh = self._storage, work.fresh
         for table, columns in FACT_COLUMNS.items():
-            tables.add(f"new_{table}", self._read_batches(table, arrow_schema(columns), fresh[table]))
+            tables.add(f"new_{table}", self._read_batches(table, arrow_schema(columns), work.fresh[table]))
         each = (f"select message_id, day from new_{table} where message_id is not null" for table in FACT_COLUMNS)
         tables.create("ids", f"select distinct * from ({' union all '.join(each)})")
-
-        earlier: defaultdict[str, list[str]] = defaultdict(list)
-        replaced, merged = set(work.to_rewrite), set[BatchKey]()
-        number, size = 0, 0
-        for day in sorted(work.days_with_facts):
-            found = self._files_with(tables, index, day, fresh)
-            for table in FACT_COLUMNS:
-                earlier[table] += [one.path for one in found[table]]
-            sizes = sizes_of_batches(storage.files(_MESSAGES, day))
-            merged |= {(day, one) for one in merging.to_merge(sizes)}
-            replaced |= {(day, one.first) for one in found[_MESSAGES]}
-            replaced |= merged
-            number = max(number, 1 + max(sizes, default=-1))
-            size += sum(one.size for table in FACT_COLUMNS for one in found[table])
-            size += sum(some for one, some in sizes.items() if (day, one) in replaced)
-        if self._largest is not None and size > self._largest:
-            most = in_bytes(self._largest)
-            raise NeedsSparkError(f"the files with earlier facts have {in_bytes(size)}, more than {most}")
-        touched = replaced | {(day, number) for day in work.days_with_facts}
-
-        for table, columns in FACT_COLUMNS.items():
-            tables.create(f"all_{table}", f"select * from new_{table}")
-            tables.add_batches("fresh", fresh[table])
-            for path in earlier[table]:
-                # One after the other, because most rows of a file are those of other messages.
-                tables.add("file", storage.read_files(table, with_batch(arrow_schema(columns)), [path]))
-                others = f"file anti join fresh using (day, {BATCH}) semi join ids using (message_id, day)"
-                tables.insert(f"all_{table}", f"select * from {others}")
+        found = self._find_earlier(tables, work, index)
+        self._add_facts(tables, work, found)
         computed = queries.messages(*(f"all_{table}" for table in FACT_COLUMNS), now=now, forms=_FORMS)
-        schema = with_batch(MESSAGES_SCHEMA)
+
+        number, schema = found.number, with_batch(MESSAGES_SCHEMA)
+        replaced = found.batches | work.to_rewrite | found.merged
         tables.add("replaced", self._read_batches(_MESSAGES, MESSAGES_SCHEMA, replaced))
-        tables.add_batches("merged", merged)
+        tables.add_batches("merged", found.merged)
         tables.create(
             "unchanged",
             f"select replaced.* replace (if(merged.day is null, replaced.{BATCH}, {number}) as {BATCH}) from replaced "
             f"left join merged using (day, {BATCH}) anti join ids using (message_id, day)",
         )
         unchanged = queries.mark_overdue("unchanged", schema.names, now=now, forms=_FORMS)
-        together = tables.table(
-            f"select *, {number} as {BATCH} from ({computed}) union all by name {unchanged}", schema
-        )
+        written = tables.table(f"select *, {number} as {BATCH} from ({computed}) union all by name {unchanged}", schema)
+        touched = replaced | {(day, number) for day in work.days_with_facts}
         self._folder.begin_work(touched)
-        storage.replace_batches(together, _MESSAGES, touched)
-        tables.add(_MESSAGES, together)
+        self._storage.replace_batches(written, _MESSAGES, touched)
+        tables.add(_MESSAGES, written)
         parts = tables.table(
             queries.pending_parts(_MESSAGES, now=now, forms=_FORMS), arrow_schema(PENDING_PARTS_COLUMNS)
         )
-        storage.replace_batches(parts, PENDING_STATE, touched)
+        self._storage.replace_batches(parts, PENDING_STATE, touched)
+
+    def _find_earlier(self, tables: _Tables, work: RoundWork, index: IdIndex) -> _Earlier:
+        """Find what the tables have of the messages in the table ``ids``.
+
+        Raises:
+            NeedsSparkError: the files are too large.
+        """
+        found = _Earlier()
+        size = 0
+        for day in sorted(work.days):
+            sizes = sizes_of_batches(self._storage.files(_MESSAGES, day))
+            if day in work.days_with_facts:
+                files = self._files_with(tables, index, day, work.fresh)
+                for table in FACT_COLUMNS:
+                    found.facts[table] += [one.path for one in files[table]]
+                    size += sum(one.size for one in files[table])
+                found.batches |= {(day, one.first) for one in files[_MESSAGES]}
+                found.merged |= {(day, one) for one in merging.to_merge(sizes)}
+                found.number = max(found.number, 1 + max(sizes, default=-1))
+            replaced = found.batches | work.to_rewrite | found.merged
+            size += sum(some for one, some in sizes.items() if (day, one) in replaced)
+        if self._largest is not None and size > self._largest:
+            most = in_bytes(self._largest)
+            raise NeedsSparkError(f"the files with earlier facts have {in_bytes(size)}, more than {most}")
+        return found
 
     def _files_with(
         self, tables: _Tables, index: IdIndex, day: date, fresh: Mapping[str, Collection[BatchKey]]
     ) -> dict[str, list[TableFile]]:
         """The other files of a day that have any of the messages in the table ``ids``, by table."""
         ids = tables.table(f"select message_id from ids where day = date '{day}'", IDS_SCHEMA)
-        wanted = index.digests_of(ids.to_batches())
+        wanted = index.digests_of_ids(ids.to_batches())
         found = {}
         for table in (*FACT_COLUMNS, _MESSAGES):
             files = self._storage.files(table, day)
@@ -227,6 +226,17 @@ class SmallAudit:
             others = (one for one in files if not all((day, batch) in new for batch in one.batches))
             found[table] = index.files_with(wanted, table, others)
         return found
+
+    def _add_facts(self, tables: _Tables, work: RoundWork, found: _Earlier) -> None:
+        """Add tables ``all_*`` with all facts of the messages in the table ``ids``."""
+        for table, columns in FACT_COLUMNS.items():
+            tables.create(f"all_{table}", f"select * from new_{table}")
+            tables.add_batches("fresh", work.fresh[table])
+            for path in found.facts[table]:
+                # One after the other, because most rows of a file are those of other messages.
+                tables.add("file", self._storage.read_files(table, with_batch(arrow_schema(columns)), [path]))
+                others = f"file anti join fresh using (day, {BATCH}) semi join ids using (message_id, day)"
+                tables.insert(f"all_{table}", f"select * from {others}")
 
     def _read_batches(self, table: str, schema: pa.Schema, batches: Collection[BatchKey]) -> pa.Table:
         """Read the rows of these batches, with a column ``batch``."""
@@ -241,26 +251,45 @@ class SmallAudit:
     def _refresh_lateness(self, tables: _Tables, fresh: Collection[BatchKey]) -> None:
         """Refresh the table of lateness, for the minutes in which newly delivered messages were due."""
         storage, days = self._storage, {day for day, _ in fresh}
-        key = "minute, target, day"
-        tables.create("minutes", f"select distinct {key} from ({queries.with_due_minute('new_delivered')})")
+        key = ("minute", "target", "day")
+        new = queries.with_due_minute("new_delivered")
+        tables.create("minutes", f"select distinct {', '.join(key)} from ({new})")
         ((first, last),) = tables.rows("select min(minute), max(minute) from minutes")
         if first is None:
             return
-        span = (first.replace(tzinfo=UTC), last.replace(tzinfo=UTC) + timedelta(minutes=1))
-        files = [file.path for day in days for file in storage.files("delivered", day)]
-        delivered = storage.read_files("delivered", arrow_schema(FACT_COLUMNS["delivered"]), files, due=span)
-        tables.add("delivered", delivered)
+        span = (first.replace(tzinfo=UTC), last.replace(second=59, microsecond=999_999, tzinfo=UTC))
+        schema = arrow_schema(FACT_COLUMNS["delivered"])
+        tables.add("delivered", schema.empty_table())
+        tables.create("again", "select * from delivered")
+        same = " and ".join(f"fact.{name} is not distinct from minutes.{name}" for name in key)
+        of_minutes = f"({queries.with_due_minute('delivered')}) as fact semi join minutes on {same}"
+        for path in (one.path for day in sorted(days) for one in storage.files("delivered", day)):
+            # One after the other, because most rows of a file may be of other minutes.
+            tables.add("delivered", storage.read_files("delivered", schema, [path], due=span))
+            tables.insert("again", f"select fact.* exclude (minute) from {of_minutes}")
         tables.add("lateness", storage.read("lateness", arrow_schema(LATENESS_COLUMNS), days))
-        same = " and ".join(f"fact.{name} is not distinct from minutes.{name}" for name in key.split(", "))
-        with_minute = queries.with_due_minute("delivered")
-        tables.create(
-            "again", f"select fact.* exclude (minute) from ({with_minute}) as fact semi join minutes on {same}"
-        )
         unchanged = f"select fact.* from lateness as fact anti join minutes on {same}"
         late = tables.table(
             f"{queries.lateness('again')} union all by name {unchanged}", arrow_schema(LATENESS_COLUMNS)
         )
         storage.replace_days(late, "lateness", days)
+
+
+@dataclass(slots=True)
+class _Earlier:
+    """What the tables have of the messages of a round.
+
+    Attributes:
+        facts: files of facts, by table.
+        batches: the batches of messages.
+        merged: small batches of messages to merge into the new one.
+        number: the number of the new batch.
+    """
+
+    facts: dict[str, list[str]] = field(default_factory=lambda: {table: [] for table in FACT_COLUMNS})
+    batches: set[BatchKey] = field(default_factory=set)
+    merged: set[BatchKey] = field(default_factory=set)
+    number: int = 0
 
 
 class _Tables:

@@ -37,12 +37,12 @@ class TableStorage(Protocol):
 
         Args:
             files: paths in the folder of the table.
-            due: pass over rows that are not due in this span, where that is known without reading them.
+            due: first and last due time; other rows may be left out.
         """
         ...
 
     def replace_batches(self, rows: pa.Table, table: str, batches: Collection[BatchKey]) -> None:
-        """Replace all rows of these batches with rows of these batches, which have a column ``batch``."""
+        """Replace the rows of these batches. The new rows are of these batches too, and have a column ``batch``."""
         ...
 
     def append(self, rows: pa.Table, table: str, batch: int) -> None:
