@@ -27,8 +27,8 @@ INSTALL: Final = "pip install 'bide[pipeline]' && cd \"$(mktemp -d)\"\n"
 _BLOCK: Final = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 _CHANGING: Final = (
     # Widths of columns; Spark leaves out the zeros at the end of a time, and fills its cell with spaces.
+    (r" +(?=\|)", ""),
     (r" +", " "),
-    (r" ?\| ?", "|"),
     (r"-{2,}", "--"),
     (r"(?<!\w)/[\w./-]+", "PATH"),
     (r"\b([0-9a-f]{16}){1,2}\b", "ID"),
