@@ -106,11 +106,10 @@ def declare(url: str) -> None:
     """
     streams = [bide.Queue(name, arguments={"x-queue-type": "stream"}) for name in (STREAM, COPY)]
     queues = [bide.Queue.quorum(name) for name in (QUEUE, SCHEDULED)]
-    topology = bide.Topology(queues=[*queues, *streams])
+    topology = bide.Topology(queues=[*queues, *streams]) | ScheduleNames().topology()
     asyncio.run(_install(url))
     with bide.connect_sync(url) as client:
         client.declare(topology)
-        client.declare(ScheduleNames().topology())
         # Binds the queue to the infrastructure.
         client.publish(FIRST, to=QUEUE, delay="100ms", message_id="first")
 

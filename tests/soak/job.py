@@ -21,7 +21,7 @@ from typing import IO, Any, Final, Self
 
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # py4j has no types
 from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
@@ -175,11 +175,7 @@ class Job:
         return self._triggered(writer).start(str(self._folder / "read"))
 
     def _write(self) -> StreamingQuery:
-        frame = (
-            self._spark.readStream.schema("value string, delay string")
-            .option("maxFilesPerTrigger", FILES_PER_BATCH)
-            .parquet(str(self._folder / "write"))
-        )
+        frame = self._rows("value string, delay string")
         writer = (
             frame.writeStream.format("rabbitmq")
             # A small window makes the moments last in which some messages are confirmed and others are not.
@@ -190,9 +186,7 @@ class Job:
 
     def _once(self) -> StreamingQuery:
         frame = (
-            self._spark.readStream.schema("value string, id long")
-            .option("maxFilesPerTrigger", FILES_PER_BATCH)
-            .parquet(str(self._folder / "write"))
+            self._rows("value string, id long")
             .selectExpr("value", "id as publishing_id")
             # The rows of a partition come in the order in which they arrive.
             .repartition(2, "publishing_id")
@@ -206,9 +200,7 @@ class Job:
 
     def _keyed(self) -> StreamingQuery:
         frame = (
-            self._spark.readStream.schema("value string, delay string, id long")
-            .option("maxFilesPerTrigger", FILES_PER_BATCH)
-            .parquet(str(self._folder / "write"))
+            self._rows("value string, delay string, id long")
             # Most rows are delivered before a broken micro-batch is repeated.
             .selectExpr("value", "concat('row:', id) as key", "coalesce(delay, '1s') as delay")
         )
@@ -218,6 +210,11 @@ class Job:
             .option("checkpointLocation", self._checkpoint("keyed"))
         )
         return self._triggered(writer).start()
+
+    def _rows(self, schema: str) -> DataFrame:
+        """The rows of the growing folder of files."""
+        files = self._spark.readStream.schema(schema).option("maxFilesPerTrigger", FILES_PER_BATCH)
+        return files.parquet(str(self._folder / "write"))
 
     def _triggered(self, writer: DataStreamWriter) -> DataStreamWriter:
         return writer.trigger(availableNow=True) if self._finishing else writer
