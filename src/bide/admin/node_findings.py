@@ -172,5 +172,6 @@ async def _accepted(api: ManagementApi, reached: Mapping[str, tuple[str, _Attemp
                 known = readings.get(node, ClockReading(least, most))
                 readings[node] = ClockReading(max(known.least, least), min(known.most, most))
                 del waiting[name]
-        await asyncio.sleep(_PAUSE if waiting else 0)  # statistics are collected meanwhile
+        if waiting:
+            await asyncio.sleep(_PAUSE)  # statistics are collected meanwhile
     return readings
