@@ -19,7 +19,7 @@ from pyarrow import fs, parquet
 
 from bide.cli import app as cli
 from bide.errors import InvalidInputError
-from bide.pipelines.audit import delta_storage, merging
+from bide.pipelines.audit import delta_storage, merging, small
 from bide.pipelines.audit import run as audit_run
 from bide.pipelines.audit.columns import (
     FACT_COLUMNS,
@@ -404,9 +404,11 @@ def test_a_round_reads_as_much_after_a_longer_history_of_its_day(
                     facts("delivered", *late, due=due - timedelta(minutes=1), first_due=due - timedelta(minutes=1)),
                 ]),
             }  # fmt: skip
-            audit = SmallAudit(folder)
-            watched = audit._storage = WatchedStorage(audit._storage)
-            audit.refresh([append(folder, batch, **tables)], now=NOON)
+            note = append(folder, batch, **tables)
+            watched = WatchedStorage(open_storage(folder))
+            with monkeypatch.context() as patched:
+                patched.setattr(small, "open_storage", lambda _, watched=watched: watched)
+                SmallAudit(folder).refresh([note], now=NOON)
             rows[rounds] = watched.rows
         outcomes = open_storage(folder).read("messages", MESSAGES_SCHEMA).column("outcome").to_pylist()
         assert Counter(outcomes) == {"delivered": 50 * (rounds + 1) - 1, "overdue": 1}
