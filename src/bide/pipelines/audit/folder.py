@@ -47,7 +47,7 @@ from bide.pipelines.folder_lock import LOCK_FILE, hold
 from bide.pipelines.formats import escape_pattern_characters, spark_uri
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 _VERSION_FILE: Final = "_state/audit.json"
@@ -209,10 +209,13 @@ class Folder:
         """Replace the partitions that the rows belong to, and leave other partitions unchanged.
 
         Args:
-            by: the partition columns of the table.
+            by: the partition columns of the table; none to replace the whole table.
         """
+        from bide.pipelines.session import times_with_statistics
+
         writer = rows.write.mode("overwrite").option("partitionOverwriteMode", "dynamic").partitionBy(*by)
-        _write(writer, rows.sparkSession, self.location(table))
+        with times_with_statistics(rows.sparkSession):
+            writer.parquet(self.location(table))
 
     def append(self, facts: DataFrame, table: str, batch: int) -> None:
         """Write the facts of a batch, and replace facts that an earlier attempt has written."""
@@ -222,8 +225,7 @@ class Folder:
 
     def write_whole(self, rows: DataFrame, table: str, *order: str | Column) -> None:
         """Replace a small table with one file, sorted by *order*."""
-        writer = rows.repartition(1).sortWithinPartitions(*order).write.mode("overwrite")
-        _write(writer, rows.sparkSession, self.location(table))
+        self.write(rows.repartition(1).sortWithinPartitions(*order), table, by=())
 
     def read(
         self, spark: SparkSession, table: str, schema: StructType, days: Collection[date] | None = None
@@ -374,14 +376,6 @@ class Folder:
         with self.files.open_output_stream(new) as file:
             file.write(json.dumps(content, sort_keys=True).encode())
         self.files.move(new, path)
-
-
-def _write(writer: DataFrameWriter, spark: SparkSession, location: str) -> None:
-    """Write Parquet files."""
-    from bide.pipelines.session import times_with_statistics
-
-    with times_with_statistics(spark):
-        writer.parquet(location)
 
 
 def _parts(table: str, batch: BatchKey) -> tuple[str, str, str]:

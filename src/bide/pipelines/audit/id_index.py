@@ -77,13 +77,11 @@ class IdIndex:
 
     def _read(self, table: str, file: str) -> Digests:
         index = self._folder.path(_INDEX, table, _index_of(file))
-        if not self._folder.exists(index):
-            return self._write(self._folder.path(table, file), index)
         try:
             with self._folder.files.open_input_file(index) as opened:
                 digests: Digests = pa.ipc.open_file(opened).read_all().column("digest").to_numpy()
                 return digests
-        except pa.ArrowInvalid:  # cut off when the machine lost power
+        except (FileNotFoundError, pa.ArrowInvalid):  # the latter if it was cut off when the machine lost power
             return self._write(self._folder.path(table, file), index)
 
     def _write(self, source: str, index: str) -> Digests:

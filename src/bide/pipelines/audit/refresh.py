@@ -10,7 +10,7 @@ An index finds these batches (:mod:`bide.pipelines.audit.id_index`).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from datetime import date, datetime
 from functools import reduce
 from typing import TYPE_CHECKING, Final
@@ -26,7 +26,6 @@ from bide.pipelines.audit.round_work import RoundWork
 from bide.pipelines.audit.table_files import files_of_day, sizes_of_batches
 from bide.pipelines.audit.unfinished_work import BatchKey
 from bide.pipelines.memory_database import memory_database
-from bide.pipelines.session import times_with_statistics
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -82,8 +81,7 @@ def compact(spark: SparkSession, folder: Folder, days: Collection[date]) -> None
         rows = folder.read_batches(
             spark, table, facts.schema_of(APPENDED_TABLES[table]), {(day, one) for one in batches}
         )
-        with times_with_statistics(spark):
-            rows.coalesce(1).drop("day", BATCH).write.mode("overwrite").parquet(folder.location(merging.MERGED_FOLDER))
+        folder.write(rows.coalesce(1).drop("day", BATCH), merging.MERGED_FOLDER, by=())
         merging.replace_batches(folder, table, day, batches)
 
 
@@ -95,7 +93,7 @@ def _refresh_messages(spark: SparkSession, folder: Folder, work: RoundWork, *, n
     known = rows.where(F.col("message_id").isNotNull()).distinct().persist()
     try:
         ids = F.broadcast(known) if known.count() <= MAX_BROADCAST_IDS else known
-        found = _batches_with(folder, fresh)
+        found = _batches_with(folder, work)
         old = {
             table: folder.read_batches(spark, table, facts.SCHEMAS[table], found[table]).join(
                 ids, list(tables.MESSAGE_KEY), "left_semi"
@@ -126,15 +124,15 @@ def _refresh_messages(spark: SparkSession, folder: Folder, work: RoundWork, *, n
     folder.replace(parts.repartition("day", BATCH), PENDING_STATE, touched)
 
 
-def _batches_with(folder: Folder, fresh: Mapping[str, set[BatchKey]]) -> defaultdict[str, set[BatchKey]]:
+def _batches_with(folder: Folder, work: RoundWork) -> defaultdict[str, set[BatchKey]]:
     """The earlier batches of facts and of messages that have any of the messages with new facts, by table."""
     found: defaultdict[str, set[BatchKey]] = defaultdict(set)
     with memory_database() as database:
         index = IdIndex(folder, database)
-        for day in sorted({day for batches in fresh.values() for day, _ in batches}):
+        for day in sorted(work.days_with_facts):
             files = {table: files_of_day(folder, table, day) for table in (*FACT_COLUMNS, _MESSAGES)}
             new = {
-                table: [one for one in some if (day, one.first) in fresh.get(table, ())]
+                table: [one for one in some if (day, one.first) in work.fresh.get(table, ())]
                 for table, some in files.items()
             }
             wanted = union_of_digests(index.digests_of_files(table, some) for table, some in new.items())

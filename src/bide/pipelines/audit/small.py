@@ -196,9 +196,11 @@ class SmallAudit:
         found = _Earlier()
         size = 0
         for day in sorted(work.days):
-            sizes = sizes_of_batches(self._storage.files(_MESSAGES, day))
+            messages = self._storage.files(_MESSAGES, day)
+            sizes = sizes_of_batches(messages)
             if day in work.days_with_facts:
-                files = self._files_with(tables, index, day, work.fresh)
+                listed = {**{table: self._storage.files(table, day) for table in FACT_COLUMNS}, _MESSAGES: messages}
+                files = self._files_with(tables, work, index, day, listed)
                 for table in FACT_COLUMNS:
                     found.facts[table] += [one.path for one in files[table]]
                     size += sum(one.size for one in files[table])
@@ -213,16 +215,19 @@ class SmallAudit:
         return found
 
     def _files_with(
-        self, tables: _Tables, index: IdIndex, day: date, fresh: Mapping[str, Collection[BatchKey]]
+        self, tables: _Tables, work: RoundWork, index: IdIndex, day: date, listed: Mapping[str, Collection[TableFile]]
     ) -> dict[str, list[TableFile]]:
-        """The other files of a day that have any of the messages in the table ``ids``, by table."""
+        """The other files of a day that have any of the messages in the table ``ids``, by table.
+
+        Args:
+            listed: all files of the day, by table.
+        """
         ids = tables.table(f"select message_id from ids where day = date '{day}'", IDS_SCHEMA)
         wanted = index.digests_of_ids(ids.to_batches())
         found = {}
-        for table in (*FACT_COLUMNS, _MESSAGES):
-            files = self._storage.files(table, day)
+        for table, files in listed.items():
             index.prune(table, day, files)
-            new = fresh.get(table, ())
+            new = work.fresh.get(table, ())
             others = (one for one in files if not all((day, batch) in new for batch in one.batches))
             found[table] = index.files_with(wanted, table, others)
         return found
