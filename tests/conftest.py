@@ -99,9 +99,9 @@ _FIRST = (
     "acceptance/test_migration_cli.py",
     "faults/test_schedule_outages.py",
     "acceptance/test_generated_input.py",
-    "unit/test_schedule_simulation.py",
+    "component/test_schedule_simulation.py",
     "faults/test_outage.py",
-    "unit/test_schedule_model.py",
+    "component/test_schedule_model.py",
 )
 _TEARDOWN_LIMIT = 600
 _SPARK = "tests/spark/"

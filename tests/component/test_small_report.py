@@ -25,7 +25,7 @@ from bide.pipelines.report.collecting import collect
 from bide.pipelines.report.duckdb_tables import small_tables
 from bide.pipelines.report.tables import files_of
 from bide.pipelines.small_table import read_columns
-from tests.unit.test_audit_recipes_docs import DUE, write_audit
+from tests.component.test_audit_recipes_docs import DUE, write_audit
 
 NOON = datetime(2026, 11, 28, 12, tzinfo=UTC)
 

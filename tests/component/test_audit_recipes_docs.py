@@ -13,7 +13,7 @@ from bide.pipelines.audit.columns import UNDECODABLE
 from bide.pipelines.audit.small import SmallAudit
 from bide.pipelines.audit.storage import open_storage
 from bide.pipelines.audit.table_format import TABLE_FORMATS, TableFormat
-from tests.unit.test_delta_audit import NOON, append, facts, new_folder
+from tests.component.test_delta_audit import NOON, append, facts, new_folder
 
 PAGE: Final = (Path(__file__).parents[2] / "docs" / "audit-recipes.md").read_text()
 DAY: Final = date(2020, 1, 2)
