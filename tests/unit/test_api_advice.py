@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import pytest
@@ -66,14 +66,26 @@ def texts(node: ast.AST) -> Iterator[str]:
                 yield from texts(one)
 
 
+class Module(NamedTuple):
+    """The texts of a module: those of its errors, and all."""
+
+    name: str
+    raised: tuple[str, ...]
+    texts: tuple[str, ...]
+
+
 @cache
-def modules() -> list[tuple[str, ast.Module]]:
-    """The modules below the command line, by their path in the package."""
+def modules() -> list[Module]:
+    """The modules below the command line, by their path in the package.
+
+    Without their syntax trees: garbage collection would look through them again and again.
+    """
     found = [(path.relative_to(SOURCE).as_posix(), path) for path in sorted(SOURCE.rglob("*.py"))]
     return [
-        (name, ast.parse(path.read_text()))
+        Module(name, tuple(raised_texts(tree)), tuple(all_texts(tree)))
         for name, path in found
         if name.partition("/")[0] not in OF_COMMANDS and name not in EXCEPTIONS
+        for tree in [ast.parse(path.read_text())]
     ]
 
 
@@ -122,9 +134,9 @@ def call_of(name: str) -> Any:
 
 def test_no_error_below_the_command_line_names_an_option() -> None:
     found = [
-        f"{name}: {option}"
-        for name, tree in modules()
-        for text in raised_texts(tree)
+        f"{module.name}: {option}"
+        for module in modules()
+        for text in module.raised
         for option in OPTION.findall(QUOTED.sub("", text))
     ]
     assert found == []
@@ -132,10 +144,10 @@ def test_no_error_below_the_command_line_names_an_option() -> None:
 
 def test_no_text_below_the_command_line_names_a_command() -> None:
     found = [
-        f"{name}: {command}"
-        for name, tree in modules()
-        if name not in ALSO_FOR_PEOPLE
-        for text in all_texts(tree)
+        f"{module.name}: {command}"
+        for module in modules()
+        if module.name not in ALSO_FOR_PEOPLE
+        for text in module.texts
         for command in COMMAND.findall(text)
     ]
     assert found == []
@@ -149,26 +161,26 @@ def test_calls_and_their_commands_exist(name: str) -> None:
 
 def test_arguments_of_calls_in_errors_exist() -> None:
     used = set()
-    for name, tree in modules():
-        for text in all_texts(tree):
+    for module in modules():
+        for text in module.texts:
             for call, arguments in CALL.findall(text):
                 if call in COMMANDS:
                     used.add(call)
                     parameters = inspect.signature(call_of(call)).parameters
                     given = {one.partition("=")[0] for one in arguments.split(", ") if "=" in one}
-                    assert given <= parameters.keys(), f"{name}: {text}"
+                    assert given <= parameters.keys(), f"{module.name}: {text}"
                     available = set(options(command_of(COMMANDS[call])))
-                    assert {f"--{one.replace('_', '-')}" for one in given} <= available, f"{name}: {text}"
+                    assert {f"--{one.replace('_', '-')}" for one in given} <= available, f"{module.name}: {text}"
     assert used == COMMANDS.keys()
 
 
 def test_arguments_in_errors_of_patterns_are_options() -> None:
     available = set(options(cli))
     found = [
-        f"{name}: {option}"
-        for name, tree in modules()
-        if name.startswith("patterns/")
-        for text in raised_texts(tree)
+        f"{module.name}: {option}"
+        for module in modules()
+        if module.name.startswith("patterns/")
+        for text in module.raised
         for option in OPTION.findall(with_options(text))
         if option not in available
     ]
