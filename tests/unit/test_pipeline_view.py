@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import bide
+from bide.cli.pipeline import view
 from bide.cli.pipeline.replay_view import InterruptedReplay
 from bide.cli.pipeline.view import histogram, progress, span_for, summary_lines
 from bide.pipelines.schedule.plan import SchedulePlan
@@ -127,6 +128,7 @@ def at_terminal() -> Iterator[Terminal]:
     near, far = pty.openpty()
     with os.fdopen(far, "w") as stderr, pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stderr", stderr)
+        patch.setattr(view, "_UPDATE_INTERVAL", 0.05)
         for name, value in (("TERM", "xterm"), ("COLUMNS", "100")):
             patch.setenv(name, value)
         yield Terminal(near)

@@ -13,6 +13,7 @@ import bide.testing
 from bide.amqp.delivery import Delivery
 from bide.client.subscription import Subscription
 from bide.errors import BrokerError
+from bide.spark import draining
 from bide.spark.draining import drain
 from tests.timeouts import TIMEOUT
 
@@ -21,7 +22,8 @@ NO_SPARK: Any = None
 
 
 @pytest.mark.parametrize("quiet", ["0s", "200ms"])
-def test_a_drain_that_another_consumer_keeps_from_messages_fails(quiet: str) -> None:
+def test_a_drain_that_another_consumer_keeps_from_messages_fails(monkeypatch: pytest.MonkeyPatch, quiet: str) -> None:
+    monkeypatch.setattr(draining, "_TIMEOUT", 0.5)  # nothing comes, however long it waits
     queue = bide.Queue("single", durable=True, arguments={"x-single-active-consumer": True})
     with bide.testing.broker() as broker, broker.connect_sync() as client:
         client.declare(bide.Topology(queues=[queue]))

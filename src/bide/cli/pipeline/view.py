@@ -29,6 +29,8 @@ _SPANS: Final = (
 _MAX_LINES: Final = 32
 _BAR_WIDTH: Final = 40
 _BAR_CHARACTERS: Final = " ▏▎▍▌▋▊▉"
+_UPDATE_INTERVAL: Final = 1.0
+"""Seconds between updates of progress."""
 
 
 def engine_facts(engine: Engine) -> dict[str, str]:
@@ -156,7 +158,7 @@ def progress(what: str, *, total: int | None = None, done: Callable[[], int] | N
         ended = threading.Event()
 
         def update() -> None:
-            while not ended.wait(1.0):
+            while not ended.wait(_UPDATE_INTERVAL):
                 try:
                     completed = done()
                 except Exception as error:  # noqa: BLE001 (a lasting error is raised by the work itself)
