@@ -23,7 +23,9 @@ _WIDTH: Final = 240
 
 @click.command()
 @click.argument("measurements", nargs=-1, metavar="[MEASUREMENT]...")
-@click.option("--scale", default=1.0, show_default=True, metavar="PART", help="Part of the full size: 0.05 for a look.")
+@click.option(
+    "--scale", default=1.0, show_default=True, metavar="PART", help="Part or multiple (up to 10) of the full size."
+)
 @click.option("--rounds", default=3, show_default=True, metavar="N", help="Measure every case so often, in turns.")
 @click.option("--only", multiple=True, metavar="PATTERN", help="Of the cases, only such as 'bide*' or '200 B'.")
 @click.option(

@@ -120,7 +120,12 @@ class TestPlan:
         assert plan.seconds(60) == pytest.approx(6)
         assert plan.seconds(60, least=10) == 10
 
-    @pytest.mark.parametrize("scale", [0.0, -1.0, 1.5, float("nan")])
+    def test_only_numbers_of_messages_grow_with_a_scale_over_one(self) -> None:
+        plan = Plan(scale=10)
+        assert plan.count(200_000) == 2_000_000
+        assert plan.seconds(60) == 60
+
+    @pytest.mark.parametrize("scale", [0.0, -1.0, 10.5, float("nan")])
     def test_a_scale_out_of_range_is_refused(self, scale: float) -> None:
         with pytest.raises(InvalidInputError, match="out of range"):
             Plan(scale=scale)
@@ -244,6 +249,20 @@ class TestResults:
         found = newest([long_ago, superseded, old, elsewhere, failed])
         assert found == [elsewhere, failed, replace(old, rows=old.rows[1:], failures=["store, b: boom"]), long_ago]
         assert len(old.rows) == 3, "what was read is left as it was"
+
+    def test_results_of_a_multiple_of_the_full_size_are_shown_beside_the_others(self, tmp_path: Path) -> None:
+        whole, tenfold = (
+            results(row("store", "Clock", memory=[1_000 * scale]), scale=scale, day=day)
+            for scale, day in ((1.0, 21), (10.0, 22))
+        )
+        assert whole.keep(tmp_path).name == "2026-11-21-4.3.6.json"
+        assert tenfold.keep(tmp_path).name == "2026-11-22-4.3.6-x10.json"
+        assert newest([whole, tenfold]) == [tenfold, whole]
+        text = page.text([whole, tenfold], MEASUREMENTS)
+        assert re.findall(r"^(RabbitMQ.*):$", text, re.MULTILINE) == [
+            "RabbitMQ 4.3.6, 2026-11-22, 10 times the messages",
+            "RabbitMQ 4.3.6, 2026-11-21",
+        ]
 
     def test_partial_results_do_not_replace_a_whole_measurement(self, tmp_path: Path) -> None:
         whole = results(row("burst", "a", seconds=[1]), row("burst", "b", seconds=[2]))
