@@ -70,9 +70,9 @@ def bench(
 ) -> int:
     """Measure bide, other clients, and the limits of the broker, in turns, on a private RabbitMQ.
 
-    All measurements, or some: publish consume lateness sustained burst store startup memory, and of schedules with
-    keys: schedules cancel keyed takeover pending. Clients that are not installed are left out. At full size it takes
-    hours, and the machine should have nothing else to do.
+    All measurements, or some: publish consume lateness sustained burst million store startup memory, and of schedules
+    with keys: schedules cancel keyed takeover pending. Clients that are not installed are left out. At full size it
+    takes hours, and the machine should have nothing else to do.
 
     Exits with 1 if something could not be measured.
     """

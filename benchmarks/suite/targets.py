@@ -155,6 +155,7 @@ def bars(release: str) -> Iterator[Bar]:
             limit=0.4,
             at_least=False,
         )
+    yield from _floors()
     yield Bar(
         title="store: messages lost",
         of=Place(store.STORE.name, lateness.CLOCK, "", "lost"),
@@ -170,6 +171,19 @@ def bars(release: str) -> Iterator[Bar]:
         at_least=False,
     )
     yield from _schedules()
+
+
+def _floors() -> Iterator[Bar]:
+    """A burst through ``Clock`` against one hop, with the same setting."""
+    for measurement in (burst.BURST, burst.MILLION):
+        for case in (burst.ONE_MOMENT, burst.FOUR_LANES):
+            yield Bar(
+                title=f"{measurement.name}, {burst.HIGH}: {case} / {burst.FLOOR}",
+                of=Place(measurement.name, case, burst.HIGH, "seconds"),
+                to=Place(measurement.name, burst.FLOOR, burst.HIGH, "seconds"),
+                limit=1.5,
+                at_least=False,
+            )
 
 
 def _schedules() -> Iterator[Bar]:

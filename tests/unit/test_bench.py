@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from benchmarks.suite import page, table, targets
+from benchmarks.suite import burst, page, table, targets
 from benchmarks.suite.catalogue import MEASUREMENTS, NAMES, chosen
 from benchmarks.suite.chart import Chart, Group
 from benchmarks.suite.confirmed import Confirmed
@@ -131,7 +131,7 @@ class TestPlan:
             Plan(scale=scale)
 
     @pytest.mark.parametrize("measurement", MEASUREMENTS, ids=NAMES)
-    @pytest.mark.parametrize("scale", [1.0, 0.001])
+    @pytest.mark.parametrize("scale", [10.0, 1.0, 0.001])
     def test_every_case_can_be_run(self, measurement: Measurement, scale: float) -> None:
         cases = measurement.cases(Plan(scale=scale))
         assert len({(case.name, case.setting) for case in cases}) == len(cases) > 0
@@ -148,6 +148,21 @@ class TestPlan:
         assert {case.options["longest"] for case in late if case.name != UNDELAYED} == {60}
         assert {case.options["bits"] for case in through} == {12}
         assert all(case.options["warm_up"] >= 40.96 for case in through)
+
+    def test_messages_that_wait_are_published_before_the_first_is_due(self) -> None:
+        (measurement,) = chosen(["store"])
+        for scale in (1, 10):
+            for case in measurement.cases(Plan(scale=scale)):
+                assert case.options["hold"] - case.options["messages"] / 8_000 == 175
+                assert case.timeout > case.options["hold"] + case.options["spread"] + case.options["messages"] / 2_000
+
+    @pytest.mark.parametrize("name", ["burst", "million"])
+    def test_a_clock_holds_the_messages_of_a_burst_until_they_are_due(self, name: str) -> None:
+        (measurement,) = chosen([name])
+        for case in [case for case in measurement.cases(Plan()) if case.name in (burst.ONE_MOMENT, burst.FOUR_LANES)]:
+            clock = burst.infrastructure_of(Job(work=case.work, options=case.options))
+            assert clock.max_delay.total_seconds() > case.options["messages"] / 8_000 + 5.5
+            assert case.timeout > burst.timeout_of(case.options["messages"]) + clock.max_delay.total_seconds()
 
     def test_a_rate_depends_only_on_lower_rates(self) -> None:
         (measurement,) = chosen(["lateness"])
