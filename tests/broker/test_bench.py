@@ -38,7 +38,7 @@ def cases(*measurements: str) -> list[Case]:
 
 def parameters(*measurements: str) -> list[Any]:
     """Those cases; of other clients than bide only pika is part of every run."""
-    long = ("aio_pika", "kombu", "celery", "dramatiq")
+    long = ("aio_pika", "kombu", "celery", "dramatiq", "faststream", "taskiq")
     return [
         pytest.param(case, marks=pytest.mark.long) if case.work.rpartition(".")[2].startswith(long) else case
         for case in cases(*measurements)
