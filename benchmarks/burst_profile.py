@@ -23,7 +23,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from benchmarks.suite.burst import PREFETCH, TIMEOUT, infrastructure_of, send
+from benchmarks.suite.burst import PREFETCH, infrastructure_of, send, timeout_of
 from benchmarks.suite.machine import busy_cores, describe, source, stolen_seconds
 from benchmarks.suite.processor import processor_seconds
 from benchmarks.suite.setup import TARGET, prepare
@@ -129,7 +129,7 @@ async def measured(broker: LocalBroker, job: Job, *, consumed: bool) -> Burst:
     """Publish, wait, and watch until the last has come."""
     assert broker.pid is not None
     messages = job.options["messages"]
-    infrastructure = infrastructure_of(job.options["layout"], job.options["lanes"])
+    infrastructure = infrastructure_of(job)
     await prepare(job.url, infrastructure)
     async with connect(job.url, infrastructure=infrastructure) as client:
         due = await send(client, job)
@@ -137,7 +137,7 @@ async def measured(broker: LocalBroker, job: Job, *, consumed: bool) -> Burst:
         arriving = _consumed(client, messages) if consumed else _counted(job.url, messages)
         node, own, start = processor_seconds(broker.pid), time.process_time(), time.time()
         stolen = stolen_seconds()
-        async with asyncio.timeout(due - start + TIMEOUT):
+        async with asyncio.timeout(due - start + timeout_of(messages)):
             await arriving
         end = time.time()
         # From the due time on: before it, nothing is done.

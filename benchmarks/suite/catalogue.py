@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from benchmarks.suite.burst import BURST
+from benchmarks.suite.burst import BURST, MILLION
 from benchmarks.suite.cancel import CANCELS
 from benchmarks.suite.consume import CONSUME
 from benchmarks.suite.keyed import KEYED_LATENESS
@@ -26,6 +26,7 @@ MEASUREMENTS: Final[Sequence[Measurement]] = (
     LATENESS,
     SUSTAINED,
     BURST,
+    MILLION,
     STORE,
     STARTUP,
     MEMORY,

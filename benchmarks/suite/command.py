@@ -23,7 +23,9 @@ _WIDTH: Final = 240
 
 @click.command()
 @click.argument("measurements", nargs=-1, metavar="[MEASUREMENT]...")
-@click.option("--scale", default=1.0, show_default=True, metavar="PART", help="Part of the full size: 0.05 for a look.")
+@click.option(
+    "--scale", default=1.0, show_default=True, metavar="PART", help="Part or multiple (up to 10) of the full size."
+)
 @click.option("--rounds", default=3, show_default=True, metavar="N", help="Measure every case so often, in turns.")
 @click.option("--only", multiple=True, metavar="PATTERN", help="Of the cases, only such as 'bide*' or '200 B'.")
 @click.option(
@@ -68,9 +70,9 @@ def bench(
 ) -> int:
     """Measure bide, other clients, and the limits of the broker, in turns, on a private RabbitMQ.
 
-    All measurements, or some: publish consume lateness sustained burst store startup memory, and of schedules with
-    keys: schedules cancel keyed takeover pending. Clients that are not installed are left out. At full size it takes
-    hours, and the machine should have nothing else to do.
+    All measurements, or some: publish consume lateness sustained burst million store startup memory, and of schedules
+    with keys: schedules cancel keyed takeover pending. Clients that are not installed are left out. At full size it
+    takes hours, and the machine should have nothing else to do.
 
     Exits with 1 if something could not be measured.
     """

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from benchmarks.suite.handled import Handled
 from benchmarks.suite.measurement import Case, Measurement, Plan
 from benchmarks.suite.processor import Meter
 from benchmarks.suite.raw import RawConnection
@@ -13,16 +14,26 @@ from benchmarks.suite.setup import TARGET, fill
 from benchmarks.suite.task import Answer, Job
 from bide.amqp.url import BrokerUrl
 from bide.client.client import connect
+from bide.client.message import Message
+from bide.endpoint.endpoint import Endpoint
 
 _MESSAGES: Final = 100_000
 _PREFETCH: Final = 1_000
 _BODY: Final = 200
 
+BIDE: Final = "bide"
+ENDPOINT: Final = "bide Endpoint"
+FASTSTREAM: Final = "FastStream"
+TASKIQ: Final = "taskiq"
+
 _CONTESTANTS: Final = (
     ("raw limit", "benchmarks.suite.consume:raw", None),
-    ("bide", "benchmarks.suite.consume:bide", None),
+    (BIDE, "benchmarks.suite.consume:bide", None),
+    (ENDPOINT, "benchmarks.suite.consume:endpoint", None),
     ("aio-pika", "benchmarks.suite.clients.aio_pika:consume", "aio-pika"),
     ("pika", "benchmarks.suite.clients.pika:consume", "pika"),
+    (FASTSTREAM, "benchmarks.suite.clients.faststream:consume", "faststream"),
+    (TASKIQ, "benchmarks.suite.clients.taskiq:consume", "taskiq-aio-pika"),
 )
 
 
@@ -37,7 +48,9 @@ CONSUME: Final = Measurement(
     about=(
         f"{_MESSAGES:,} messages of {_BODY} bytes wait in a quorum queue; one consumer with a prefetch of "
         f"{_PREFETCH:,} receives them and acknowledges each one. The raw limit only looks for delivery tags in "
-        "the received bytes, and acknowledges all messages at once."
+        "the received bytes, and acknowledges all messages at once. bide's `Endpoint`, FastStream and taskiq call an "
+        "empty `async` handler, with their defaults but for the prefetch, from the first call of the handler on. "
+        "taskiq's messages have a body of its own format, of the same size."
     ),
     cases=_cases,
 )
@@ -67,3 +80,21 @@ async def bide(job: Job) -> Answer:
                 if received == wanted:
                     break
             return Answer(values=meter.read(received))
+
+
+async def endpoint(job: Job) -> Answer:
+    """An ``Endpoint`` with an empty handler."""
+    await fill(job)
+    handled = Handled(job)
+    receiver = Endpoint(TARGET, prefetch=job.options["prefetch"])
+
+    @receiver.handler
+    async def handle(message: Message) -> None:
+        handled.add()
+
+    async with connect(job.url) as client:
+        running = asyncio.create_task(receiver.run(client))
+        answer = await handled.answer()
+        receiver.stop()
+        await running
+        return answer

@@ -13,7 +13,19 @@ from typing import Final
 
 import bide
 
-PACKAGES: Final = ("bide", "aio-pika", "aiormq", "pika", "kombu", "py-amqp", "celery", "dramatiq")
+PACKAGES: Final = (
+    "bide",
+    "aio-pika",
+    "aiormq",
+    "pika",
+    "kombu",
+    "py-amqp",
+    "celery",
+    "dramatiq",
+    "faststream",
+    "taskiq",
+    "taskiq-aio-pika",
+)
 _DISTRIBUTIONS: Final = {"py-amqp": "amqp"}
 _GLANCE: Final = 0.5
 _IDLE: Final = slice(3, 5)

@@ -15,13 +15,16 @@ DEFAULT_PREFETCH: Final = 1000
 SMALLEST: Final = 0.1
 """The smallest scale whose ratios mean something: below it delays are shortened too, which favours cascades."""
 
+LARGEST: Final = 10
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """How large, and how often.
 
     Args:
-        scale: part of the full size, over 0 up to 1. Durations and numbers of messages shrink with it.
+        scale: of the full size, over 0 up to 10. Durations and numbers of messages shrink with it. Above 1, only
+            numbers of messages grow.
         rounds: how often every case is measured.
 
     Raises:
@@ -32,13 +35,13 @@ class Plan:
     rounds: int = 3
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale <= 1:
-            raise InvalidInputError(f"the scale {self.scale:g} is out of range: give more than 0 and at most 1")
+        if not 0 < self.scale <= LARGEST:
+            raise InvalidInputError(f"the scale {self.scale:g} is out of range: give more than 0 and at most {LARGEST}")
         whole_number("rounds", self.rounds, 1, 100)
 
     def seconds(self, full: float, *, least: float = 0.2) -> float:
         """A duration of this size."""
-        return max(full * self.scale, least)
+        return max(full * min(self.scale, 1), least)
 
     def count(self, full: int, *, least: int = 100) -> int:
         """A number of this size."""

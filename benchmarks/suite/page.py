@@ -91,7 +91,8 @@ def _plots(results: Sequence[Results], measurement: Measurement) -> Iterator[tup
 
 
 def _name(results: Results) -> str:
-    return f"RabbitMQ {results.releases['RabbitMQ']}, {results.date[:10]}"
+    size = f", {results.scale:g} times the messages" if results.scale > 1 else ""
+    return f"RabbitMQ {results.releases['RabbitMQ']}, {results.date[:10]}{size}"
 
 
 def _run(results: Results) -> Iterator[str]:

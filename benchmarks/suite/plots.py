@@ -31,6 +31,8 @@ def plots(results: Results, measurement: str) -> Iterator[tuple[str, Chart]]:
             yield from _plain("sustained", "Delayed messages that go through, messages/s", rows, ["rate"])
         case "burst":
             yield from _by_setting("burst", "A burst: seconds until the last is delivered", rows, "seconds")
+        case "million":
+            yield from _by_setting("million", "A million at once: seconds until the last is delivered", rows, "seconds")
         case "schedules":
             yield from _by_setting("schedules", "Messages with a key and without, messages/s", rows, "rate")
         case "keyed":

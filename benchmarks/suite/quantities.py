@@ -35,6 +35,7 @@ _ALL: Final = (
     Quantity("seconds", "s", 2),
     Quantity("stop", "stop, s", 1),
     Quantity("restart", "start, s", 1),
+    Quantity("drained", "drained, messages/s"),
     Quantity("client_cpu", "client CPU, µs/message", 1),
     Quantity("broker_cpu", "broker CPU, µs/message"),
     Quantity("cpu_ms", "CPU, ms", 1),

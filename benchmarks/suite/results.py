@@ -105,7 +105,7 @@ class Results:
 
     Attributes:
         date: when it began, ISO 8601.
-        scale: part of the full size.
+        scale: part or multiple of the full size.
         machine: what it ran on, in words.
         releases: program or package -> release.
         failures: what could not be measured, and why.
@@ -168,7 +168,8 @@ class Results:
             InvalidInputError: that was of another size, or of another machine or other releases.
         """
         folder.mkdir(parents=True, exist_ok=True)
-        file = folder / f"{self.date[:10]}-{self.releases['RabbitMQ']}.json"
+        size = f"-x{self.scale:g}" if self.scale > 1 else ""
+        file = folder / f"{self.date[:10]}-{self.releases['RabbitMQ']}{size}.json"
         kept = self._beside(Results.load(file), file, partial=partial) if file.exists() else self
         file.write_text(json.dumps(kept.to_dict(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return file
@@ -232,13 +233,14 @@ class Results:
 def newest(kept: Iterable[Results]) -> list[Results]:
     """Of each release of RabbitMQ the newest run of each measurement; the newest release first, then the newest run.
 
-    A run that has some of a measurement's cases only, or could measure none, does not take the place of a whole one.
+    A run that has some of a measurement's cases only, or could measure none, does not take the place of a whole one. A
+    run of more than the full size is shown beside the others.
     """
     found: list[Results] = []
-    seen: dict[str, set[str]] = {}
+    seen: dict[tuple[str, float], set[str]] = {}
     # ISO 8601 in UTC: the order of the texts is that of the times.
     for one in sorted(kept, key=lambda one: (numbers(one.releases["RabbitMQ"]), one.date), reverse=True):
-        measured = seen.setdefault(one.releases["RabbitMQ"], set())
+        measured = seen.setdefault((one.releases["RabbitMQ"], max(one.scale, 1.0)), set())
         own = {name: {row.name for row in one.of(name) if row.values} for name in one.measurements()}
         if (left := one.without([name for name, rows in own.items() if rows and rows <= measured])).rows:
             found.append(left)

@@ -120,10 +120,13 @@ class PlainMessages:
         return Plain(route.exchange, route.routing_key, {**route.headers, HEADER_DUE: due}, f"{number:032x}")
 
 
-async def fill(job: Job) -> None:
-    """Put ``messages`` messages (or a few more) of ``size`` bytes into the target queue.
+async def fill(job: Job, *, body: bytes | None = None) -> None:
+    """Put ``messages`` messages (or a few more) into the target queue.
 
     They look like delayed messages that have arrived, and are published at once.
+
+    Args:
+        body: the body of each message; ``size`` bytes if None.
     """
     async with connect(job.url) as client:
         await client.declare(Topology(queues=[Queue.quorum(TARGET)]))
@@ -134,7 +137,7 @@ async def fill(job: Job) -> None:
         routing_key=TARGET,
         mandatory=True,
         encoded_properties=codec.properties(values),
-        body=bytes(job.options["size"]),
+        body=bytes(job.options["size"]) if body is None else body,
         frame_max=FRAME_MAX,
     )
     connection = RawConnection.open(BrokerUrl.parse(job.url))

@@ -26,13 +26,19 @@ from bide.topology import Queue, Topology
 
 _MESSAGES: Final = 1_000_000
 _BODY: Final = 200
-_HOLD: Final = 300.0
-"""Seconds for which every message waits at least, in which the rest is done."""
+_HOLD: Final = 175.0
+"""Seconds for which every message waits at least once all are published, in which the rest is done."""
+
+_SLOWEST_PUBLISH: Final = 8_000
+_SLOWEST_DRAIN: Final = 2_000
+"""Messages per second that are reached at least."""
 
 _SPREAD: Final = 300.0
 _SAMPLE: Final = {"rate": 500, "seconds": 30.0, "longest": 10, "step": 1_000}
 _PREFETCH: Final = 1_000
 _TIMEOUT: Final = 300.0
+"""Seconds for what does not take longer with more messages."""
+
 _MB: Final = 1e6
 _STORE: Final = "store"
 _SETTLE: Final = 5.0
@@ -40,29 +46,41 @@ _SETTLE: Final = 5.0
 
 
 def _cases(plan: Plan) -> Sequence[Case]:
+    messages, spread = plan.count(_MESSAGES), round(plan.seconds(_SPREAD, least=2))
+    hold = _hold(plan.seconds(_HOLD, least=15), messages)
     options = {
-        "messages": plan.count(_MESSAGES),
-        "hold": round(plan.seconds(_HOLD, least=15)),
-        "spread": round(plan.seconds(_SPREAD, least=2)),
+        "messages": messages,
+        "hold": hold,
+        "spread": spread,
         "sample": {**_SAMPLE, "seconds": plan.seconds(30.0, least=1), "longest": round(plan.seconds(10, least=1))},
         "settle": plan.seconds(_SETTLE, least=0.2),
     }
+    # Filling ends before the first message is due, and draining begins at the latest when the last one is.
+    timeout = 3 * _TIMEOUT + hold + spread + messages / _SLOWEST_DRAIN
     return [
-        Case(name=name, work="benchmarks.suite.store:store", options={**options, "layout": layout}, timeout=1_800)
+        Case(name=name, work="benchmarks.suite.store:store", options={**options, "layout": layout}, timeout=timeout)
         for name, layout in ((CLOCK, "clock"), (CASCADE, "cascade"))
     ]
+
+
+def _hold(least: float, messages: int) -> int:
+    """The shortest delay, so that all messages are published before the first one is due."""
+    return round(least + messages / _SLOWEST_PUBLISH)
 
 
 STORE: Final = Measurement(
     name="store",
     title="Many messages that wait",
     about=(
-        f"{_MESSAGES:,} messages of {_BODY} bytes, with delays of {_HOLD:g} to {_HOLD + _SPREAD:g} whole seconds at "
-        f"random, on a broker of their own. While they wait, other messages are sent and received "
-        f"({_SAMPLE['rate']}/s, delays of 1 to {_SAMPLE['longest']} s) to measure the lateness. Then the broker is "
-        "stopped and started again; the start ends when it confirms a delayed message. At the end all messages are "
-        "received, and a check finds lost ones. Memory is the node's resident memory, and disk the size of its data "
-        "folder; the figures per message are their growth."
+        f"{_MESSAGES:,} messages of {_BODY} bytes, with delays of {_hold(_HOLD, _MESSAGES)} to "
+        f"{_hold(_HOLD, _MESSAGES) + _SPREAD:g} whole seconds at random, on a broker of their own; with `--scale 10`, "
+        f"ten times as many, with delays from {_hold(_HOLD, 10 * _MESSAGES):,} s on. While they wait, other messages "
+        f"are sent and received ({_SAMPLE['rate']}/s, delays of 1 to {_SAMPLE['longest']} s) to measure the lateness. "
+        "Then the broker is stopped and started again; the start ends when it confirms a delayed message. At the end "
+        "all messages are received, and a check finds lost ones. *Drained* are the messages per second from the first "
+        f"receipt to the last: at most all of them in the {_SPREAD:g} s in which they fall due, if the first is "
+        "received in time. Memory is the node's resident memory, and disk the size of its data folder; the figures per "
+        "message are their growth."
     ),
     cases=_cases,
     most_rounds=1,
@@ -73,25 +91,32 @@ STORE: Final = Measurement(
 def store(job: Job) -> Answer:
     """Fill, measure, restart, empty."""
     infrastructure = infrastructure_of(job.options["layout"])
+    messages = job.options["messages"]
     root = None if job.root is None else Path(job.root)
     with TemporaryDirectory(prefix="bide-bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name) / "broker"
-        with _broker(folder, root) as broker:
+        with _broker(folder, root, messages) as broker:
             values = asyncio.run(_fill(broker, infrastructure, job))
             start = time.monotonic()
             broker.stop()
         stopped = time.monotonic()
-        with _broker(folder, root) as broker:
+        with _broker(folder, root, messages) as broker:
             asyncio.run(_publish_one(broker, infrastructure))
             ready = time.monotonic()
-            lost = asyncio.run(_empty(broker, job.options["messages"]))
+            lost, drained = asyncio.run(_empty(broker, job))
             # Nothing of it is needed any more, and an orderly end may take seconds.
             broker.kill()
-    return Answer(values={**values, "stop": stopped - start, "restart": ready - stopped, "lost": lost})
+    return Answer(
+        values={**values, "stop": stopped - start, "restart": ready - stopped, "drained": drained, "lost": lost}
+    )
 
 
-def _broker(folder: Path, root: Path | None) -> LocalBroker:
-    return LocalBroker.start(folder, ephemeral=False, detached=False, chroot=root, plugins=("rabbitmq_management",))
+def _broker(folder: Path, root: Path | None, messages: int) -> LocalBroker:
+    # It has to read the messages that wait.
+    timeout = timedelta(minutes=3) + timedelta(minutes=1) * (messages // _MESSAGES)
+    return LocalBroker.start(
+        folder, ephemeral=False, detached=False, chroot=root, plugins=("rabbitmq_management",), timeout=timeout
+    )
 
 
 async def _fill(broker: LocalBroker, infrastructure: DelayInfrastructure, job: Job) -> dict[str, float]:
@@ -156,18 +181,25 @@ async def _publish_one(broker: LocalBroker, infrastructure: DelayInfrastructure)
         await client.publish(b"", to=TARGET, delay=timedelta(seconds=1))
 
 
-async def _empty(broker: LocalBroker, messages: int) -> int:
-    """Receive all; return how many never came."""
+async def _empty(broker: LocalBroker, job: Job) -> tuple[int, float]:
+    """Receive all; return how many never came, and the messages per second from the first to the last."""
+    messages = job.options["messages"]
     seen, missing = bytearray(messages), messages
+    longest_wait = _TIMEOUT + job.options["hold"] + job.options["spread"]
+    first = last = time.monotonic()
     async with connect(broker.url) as client, client.consume(_STORE, prefetch=_PREFETCH) as arriving:
         while missing:
             try:
-                async with asyncio.timeout(_TIMEOUT + _HOLD + _SPREAD):
+                async with asyncio.timeout(longest_wait):
                     message = await anext(arriving)
             except TimeoutError:
                 break
+            last = time.monotonic()
+            if missing == messages:
+                first = last
             number = int.from_bytes(message.body[:8], "big")
             missing -= not seen[number]
             seen[number] = 1
             await message.ack()
-    return missing
+    received = messages - missing
+    return missing, received / (last - first) if received > 1 else 0.0

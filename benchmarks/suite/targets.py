@@ -6,7 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from benchmarks.suite import burst, cancel, keyed, lateness, memory, publish, schedules, store, sustained, takeover
+from benchmarks.suite import (
+    burst,
+    cancel,
+    consume,
+    keyed,
+    lateness,
+    memory,
+    publish,
+    schedules,
+    store,
+    sustained,
+    takeover,
+)
 from benchmarks.suite.results import Results
 from bide.local_broker.installation import numbers
 
@@ -121,7 +133,7 @@ def bars(release: str) -> Iterator[Bar]:
     """All bars for a release of RabbitMQ."""
     for size in (publish.SMALL, publish.LARGE):
         for one, other, limit in (
-            (publish.BULK, publish.RAW, 0.8),
+            (publish.BULK, publish.RAW, 0.9),
             (publish.BULK, publish.AIO_PIKA, 4.0),
             (publish.BULK, publish.CELERY, 20.0),
             (publish.ASYNC, publish.AIO_PIKA, 1.5),
@@ -133,6 +145,13 @@ def bars(release: str) -> Iterator[Bar]:
                 limit=limit,
                 at_least=True,
             )
+    yield Bar(
+        title=f"consume: {consume.ENDPOINT} / {consume.BIDE}",
+        of=Place(consume.CONSUME.name, consume.ENDPOINT, "", "rate"),
+        to=Place(consume.CONSUME.name, consume.BIDE, "", "rate"),
+        limit=0.6,
+        at_least=True,
+    )
     yield from _lateness()
     yield Bar(
         title=f"sustained: {sustained.CLOCK} / {sustained.CASCADE}",
@@ -155,6 +174,7 @@ def bars(release: str) -> Iterator[Bar]:
             limit=0.4,
             at_least=False,
         )
+    yield from _floors()
     yield Bar(
         title="store: messages lost",
         of=Place(store.STORE.name, lateness.CLOCK, "", "lost"),
@@ -170,6 +190,19 @@ def bars(release: str) -> Iterator[Bar]:
         at_least=False,
     )
     yield from _schedules()
+
+
+def _floors() -> Iterator[Bar]:
+    """A burst through ``Clock`` against one hop, with the same setting."""
+    for measurement in (burst.BURST, burst.MILLION):
+        for case in (burst.ONE_MOMENT, burst.FOUR_LANES):
+            yield Bar(
+                title=f"{measurement.name}, {burst.HIGH}: {case} / {burst.FLOOR}",
+                of=Place(measurement.name, case, burst.HIGH, "seconds"),
+                to=Place(measurement.name, burst.FLOOR, burst.HIGH, "seconds"),
+                limit=1.5,
+                at_least=False,
+            )
 
 
 def _schedules() -> Iterator[Bar]:

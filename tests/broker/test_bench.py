@@ -38,7 +38,7 @@ def cases(*measurements: str) -> list[Case]:
 
 def parameters(*measurements: str) -> list[Any]:
     """Those cases; of other clients than bide only pika is part of every run."""
-    long = ("aio_pika", "kombu", "celery", "dramatiq")
+    long = ("aio_pika", "kombu", "celery", "dramatiq", "faststream", "taskiq")
     return [
         pytest.param(case, marks=pytest.mark.long) if case.work.rpartition(".")[2].startswith(long) else case
         for case in cases(*measurements)
@@ -126,7 +126,7 @@ def test_sustained_cases_deliver_messages(vhost: Vhost, case: Case) -> None:
 def test_burst_cases_deliver_messages(broker: LocalBroker) -> None:
     """All at once: most of the time they wait for the moment, by which a slow machine has to have published."""
     bursts = [replace(case, options={**case.options, "margin": 30}) for case in cases("burst")]
-    assert len({(case.options["layout"], case.options["lanes"]) for case in bursts}) == len(bursts) == 4
+    assert len({(case.options["layout"], case.options["lanes"]) for case in bursts}) == len(bursts) == 5
     names = [f"burst-{number}" for number in range(len(bursts))]
     vhosts = [Vhost(name=name, url=broker.add_vhost(name), broker=broker) for name in names]
     try:

@@ -393,6 +393,8 @@ def test_lazily_decoded_properties_equal_those_of_the_frame(given_values: dict[s
     assert {**found} == dict(found) == given_values
     assert len(found) == len(given_values)
     assert found.get("no such property") is None
+    assert found.get("no such property", 7) == 7
+    assert {name: found.get(name) for name in given_values} == given_values
     assert repr(found) == repr(decoding.properties(header_of(codec.properties(given_values))))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -19,7 +19,7 @@ from bide.durations import LONGEST, to_milliseconds
 from bide.endpoint.dedup import REMEMBERED, FailedAttempts, HandledMessages
 from bide.endpoint.limiter import Limiter
 from bide.errors import InvalidDelayError, InvalidInputError, ReservedHeaderError, UndecodableMessageError
-from bide.recoverability import copies, redrive
+from bide.recoverability import copies, history, redrive
 from bide.recoverability.exception_text import ExceptionText, truncate
 from bide.recoverability.failed import FailedMessage, first_frame, group_of
 from bide.recoverability.history import History, nservicebus_time, read_nservicebus_time
@@ -377,6 +377,27 @@ def test_the_id_of_a_failed_message_does_not_depend_on_its_deliveries() -> None:
     assert FailedMessage.read("", "e", with_id, b"").id != FailedMessage.read("", "e", other_queue, b"").id
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        (history.HEADER_RETRIES, 1),
+        (history.HEADER_ATTEMPTS, 1),
+        (history.HEADER_ATTEMPT_TIMES, [1]),
+        (history.HEADER_FIRST_FAILURE, 1),
+        (history.HEADER_EXPIRES, 1),
+        (history.HEADER_DELIVERIES, 1),
+        (history.HEADER_FIRST_DUE, 1),
+        (history.HEADER_OPERATOR_RETRIES, 1),
+        (history.HEADER_OPERATOR_RUN, "r"),
+        (history.HEADER_EDIT_OF, "m"),
+        (history.NSERVICEBUS_RETRIES, "1"),
+    ],
+)
+def test_each_header_of_a_history_is_read_without_the_others(name: str, value: object) -> None:
+    found = History.read({"own": 1, name: value})
+    assert [one for one in fields(found) if getattr(found, one.name) != getattr(History(), one.name)]
+
+
 def test_copies_made_by_operators_carry_their_history() -> None:
     message = parked(ValueError("no"))
     back = redrive.back(message)
@@ -526,10 +547,10 @@ async def test_the_limiter_bounds_concurrency_and_slows_down_after_failures() ->
     assert not slow()
     await limiter.failed()
     assert slow()
-    await limiter.leave()
+    limiter.leave()
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(limiter.enter(), 0.05)
-    await limiter.leave()
+    limiter.leave()
     await limiter.enter()
     limiter.succeeded()
     assert limiter.inside == 1

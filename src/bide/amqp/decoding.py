@@ -176,6 +176,10 @@ class Properties(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return self._decoded()[name]
 
+    def get(self, name: str, default: Any = None, /) -> Any:
+        """The property, or the default if it is absent. An endpoint calls this seven times for each message."""
+        return (self._values or self._decoded()).get(name, default)
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._decoded())
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bide.amqp.delivery import Delivery
 from bide.delay.protocol import HEADER_KEY, HEADER_SCHEDULE
-from bide.delay.received import SentMessage, restore
+from bide.delay.received import SentMessage, restore, sent_expiration
 from bide.errors import BideError, DeliveryLostError, InvalidInputError, UndecodableMessageError
 from bide.recoverability.history import (
     HEADER_SENT_BY,
@@ -222,7 +222,7 @@ class ReceivedMessage:
     @property
     def expiration(self) -> timedelta | None:
         """How long the message stays valid after its due time, or after its sending if it was not delayed."""
-        value = self._values.get("expiration")
+        value = sent_expiration(self.raw.values)
         return timedelta(milliseconds=int(value)) if isinstance(value, str) and _EXPIRATION.fullmatch(value) else None
 
     @property
@@ -234,11 +234,14 @@ class ReceivedMessage:
         """
         if self.history.expires_at is not None:
             return self.received_at > self.history.expires_at
-        lateness, expiration = self.lateness, self.expiration
-        return lateness is not None and expiration is not None and lateness > expiration
+        if (expiration := self.expiration) is None:
+            return False
+        lateness = self.lateness
+        return lateness is not None and lateness > expiration
 
     def _text_property(self, name: str) -> str | None:
-        value = self._values.get(name)
+        # A delay changes no text property but the expiration, so nothing has to be restored.
+        value = self.raw.values.get(name)
         return value if isinstance(value, str) else None
 
     def _own_text(self, name: str) -> str | None:

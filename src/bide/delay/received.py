@@ -91,8 +91,7 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
         # A message from NServiceBus or Celery always has headers.
         return SentMessage(exchange=exchange, routing_key=routing_key, values=values, due=None)
     restored = dict(values)
-    if isinstance(expiration := headers.get(HEADER_EXPIRATION), str) and not is_retried_by_servicecontrol(headers):
-        # As with a retry by "bide errors", the operator's decision takes precedence over the sender's expiration.
+    if (expiration := sent_expiration(values)) is not None:
         restored["expiration"] = expiration
     if isinstance(priority := headers.get(HEADER_PRIORITY), int):
         restored["priority"] = priority
@@ -120,6 +119,16 @@ def restore(exchange: str, routing_key: str, values: Mapping[str, Any]) -> SentM
         sent_at=from_milliseconds(sent) if isinstance(sent, int) else None,
         schedule=schedule_headers(headers),
     )
+
+
+def sent_expiration(values: Mapping[str, Any]) -> Any:
+    """The ``expiration`` property that a message was sent with; None without one."""
+    headers = values.get("headers") or {}
+    expiration = headers.get(HEADER_EXPIRATION)
+    if isinstance(expiration, str) and not is_retried_by_servicecontrol(headers):
+        # As with a retry by "bide errors", the operator's decision takes precedence over the sender's expiration.
+        return expiration
+    return values.get("expiration")
 
 
 def is_retried_by_servicecontrol(headers: Mapping[str, Any]) -> bool:

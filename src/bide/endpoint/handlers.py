@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import PurePath
 from types import TracebackType
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from bide.client.message import Message
 from bide.errors import InvalidInputError, UnknownMessageTypeError
@@ -23,6 +23,13 @@ _PACKAGE: Final = PurePath(__file__).parent
 AnyHandler = TypeVar("AnyHandler", bound=Callable[[Message], Any])
 
 
+class _Registered(NamedTuple):
+    """A handler, and whether it runs in the event loop."""
+
+    function: Callable[[Message], Any]
+    is_async: bool
+
+
 class Handlers:
     """The handlers of an endpoint by message type.
 
@@ -31,7 +38,7 @@ class Handlers:
     """
 
     def __init__(self, threads: int) -> None:
-        self._by_type: dict[str | None, Callable[[Message], Any]] = {}
+        self._by_type: dict[str | None, _Registered] = {}
         self._threads = threads
         self._pool: ThreadPoolExecutor | None = None
 
@@ -54,9 +61,9 @@ class Handlers:
         if type in self._by_type:
             what = "every other type" if type is None else f"the type {type!r}"
             raise InvalidInputError(
-                f"there is a handler for {what} already, {_name(self._by_type[type])}: register one per type"
+                f"there is a handler for {what} already, {_name(self._by_type[type].function)}: register one per type"
             )
-        self._by_type[type] = handler
+        self._by_type[type] = _Registered(handler, _is_async(handler))
         return handler
 
     def check(self, message: Message) -> None:
@@ -67,16 +74,17 @@ class Handlers:
         """
         self._of(message)
 
-    async def handle(self, message: Message) -> None:
-        """Call the message's handler and wait until it ends. Exceptions of the handler are raised.
+    def handle(self, message: Message) -> Awaitable[None]:
+        """Call the message's handler. The result waits until it ends, and raises its exceptions.
 
         Raises:
             UnknownMessageTypeError: no handler is registered for its type.
         """
-        handler = self._of(message)
-        if _is_async(handler):
-            await handler(message)
-            return
+        handler, is_async = self._of(message)
+        called: Awaitable[None] = handler(message) if is_async else self._call_in_thread(handler, message)
+        return called
+
+    async def _call_in_thread(self, handler: Callable[[Message], Any], message: Message) -> None:
         if self._pool is None:
             self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="bide-handler")
         context = copy_context()
@@ -94,7 +102,7 @@ class Handlers:
         if pool is not None:
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _of(self, message: Message) -> Callable[[Message], Any]:
+    def _of(self, message: Message) -> _Registered:
         kinds = message_types(message.raw.values)
         for kind in (*kinds, None):
             if (handler := self._by_type.get(kind)) is not None:

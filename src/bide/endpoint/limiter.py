@@ -29,7 +29,7 @@ class Limiter:
         self._pause = pause
         self._inside = 0
         self._failures = 0
-        self._change = asyncio.Condition()
+        self._has_left = asyncio.Event()
         self._slow = False
 
     @property
@@ -44,20 +44,15 @@ class Limiter:
 
     async def enter(self) -> None:
         """Wait for a free slot and occupy it."""
-        async with self._change:
-            await self._change.wait_for(lambda: self._inside < (1 if self._slow else self._limit))
-            self._inside += 1
+        while self._inside >= (1 if self._slow else self._limit):
+            self._has_left.clear()
+            await self._has_left.wait()
+        self._inside += 1
 
-    async def leave(self) -> None:
+    def leave(self) -> None:
         """Release a slot."""
-        async with self._change:
-            self._inside -= 1
-            self._change.notify_all()
-
-    async def idle(self) -> None:
-        """Wait until no message is being handled."""
-        async with self._change:
-            await self._change.wait_for(lambda: self._inside == 0)
+        self._inside -= 1
+        self._has_left.set()
 
     def succeeded(self) -> None:
         """Record a success; ends the slow mode."""

@@ -67,7 +67,7 @@ class MessageReceiver:
                 try:
                     message = await anext(messages, None)
                 except BaseException:
-                    await self._limiter.leave()
+                    self._limiter.leave()
                     raise
                 if message is None:
                     raise ClosedError("the client was closed")
@@ -100,15 +100,15 @@ class MessageReceiver:
                     await message.requeue()
                 raise
             finally:
-                await self._limiter.leave()
+                self._limiter.leave()
 
         task = asyncio.create_task(process())
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        task.add_done_callback(self._log_error)
+        task.add_done_callback(self._ended)
         return task
 
-    def _log_error(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: cannot settle a message, it will be redelivered: %s", self._name, error, exc_info=error)
 

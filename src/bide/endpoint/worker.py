@@ -79,6 +79,7 @@ class Worker:
         self._reports = ProcessingReports(settings, self._forwarder, now=now)
         self._now = now
         self._observers = Observers(observers, endpoint=settings.endpoint, queue=settings.queue)
+        self._reports_success = bool(observers or settings.audit_queue)
         self._attempts = FailedAttempts()
         self._handled = HandledMessages(deduplicate) if deduplicate is not None else None
         # Messages that were handled or replaced, but whose ack was lost, so that the broker will deliver them again.
@@ -86,7 +87,8 @@ class Worker:
 
     async def process(self, message: Message) -> None:
         """Handle a message and settle it."""
-        key = (message.message_id, message.history.retries, message.history.deliveries)
+        history = message.history
+        key = (message.message_id, history.retries, history.deliveries)
         try:
             await self._process(message, key)
         except ClosedError:
@@ -105,7 +107,7 @@ class Worker:
             await self._park(message, key, message.history, error, event, None)
 
     async def _process(self, message: Message, key: Any) -> None:
-        if message.message_id is not None and message.redelivered and key in self._unacknowledged:
+        if message.redelivered and message.message_id is not None and key in self._unacknowledged:
             await self._settle(message.ack, key)
             return
         if message.expired:
@@ -143,17 +145,25 @@ class Worker:
             return False
         self._limiter.succeeded()
         self._attempts.forget(key)
-        event = self._event("processed", message, attempt, started=started)
-        await self._observers.notify(event)
+        # Making an event takes longer than the rest of this method.
+        event = self._event("processed", message, attempt, started=started) if self._reports_success else None
+        if event is not None:
+            await self._observers.notify(event)
         confirmed = await self._reports.confirm_retry(message)
-        await self._reports.audit(message, event, confirmed=confirmed)
+        if event is not None:
+            await self._reports.audit(message, event, confirmed=confirmed)
         await self._settle(message.ack, key)
         return True
 
     async def _run_handler(self, message: Message) -> BaseException | None:
         """Call the handler inside the observers' contexts. Returns its failure; raises if this process is stopping."""
         leave = self._observers.enter(message)
-        error = await self._call_handler(message)
+        error: BaseException | None = None
+        try:
+            await self._handlers.handle(message)
+        except BaseException as raised:  # noqa: BLE001 (a handler can raise anything)
+            # Processed outside of this block, which would make it the context of every later exception, also in logs.
+            error = raised
         leave(error)
         if error is None:
             return None
@@ -166,17 +176,6 @@ class Worker:
         # Not assigned to __traceback__, because an exception that is a frozen dataclass refuses assignments.
         error = error.with_traceback(without_bide_frames(error.__traceback__))
         return from_within("the handler", error) if isinstance(error, asyncio.CancelledError) else error
-
-    async def _call_handler(self, message: Message) -> BaseException | None:
-        """Return the exception that the handler raises.
-
-        Processing it inside the except block would make it the context of every later exception, also in log output.
-        """
-        try:
-            await self._handlers.handle(message)
-        except BaseException as error:  # noqa: BLE001 (a handler can raise anything)
-            return error
-        return None
 
     async def _failed(self, message: Message, key: Any, attempt: int, started: datetime, error: BaseException) -> None:
         now = self._now()
@@ -376,7 +375,7 @@ class Worker:
 def _attempt(message: Message, failed_here: int) -> int:
     """The number of the current attempt since the last delayed retry."""
     # On a first delivery, a count in the headers belongs to another queue.
-    before = message.delivery_count if message.counted and message.redelivered else failed_here
+    before = message.delivery_count if message.redelivered and message.counted else failed_here
     return message.history.deliveries + before + 1
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final, Self
+from typing import Any, Final
 
 from bide.delay.cascade_keys import HEADER_DELAY, LEVELS
 from bide.delay.received import is_retried_by_servicecontrol
@@ -97,13 +97,16 @@ class History:
     edit_of: str | None = None
 
     @classmethod
-    def read(cls, headers: Mapping[str, Any]) -> Self:
+    def read(cls, headers: Mapping[str, Any]) -> History:
         """Read the history from headers. Values that bide cannot have written are ignored.
 
         If NServiceBus and bide both counted the retries, NServiceBus's count is the later one: bide writes both, or
         leaves out NServiceBus's. ServiceControl removes NServiceBus's count and turns bide's headers into text. The
         retries of such a message are counted from zero.
         """
+        if _HEADERS.isdisjoint(headers):
+            # Most messages: nothing has failed yet.
+            return _FIRST_ATTEMPT
         times = headers.get(HEADER_ATTEMPT_TIMES)
         restarted = is_retried_by_servicecontrol(headers)
         return cls(
@@ -163,6 +166,26 @@ class History:
         returned = self.returned or None
         headers = {HEADER_OPERATOR_RETRIES: returned, HEADER_OPERATOR_RUN: self.run, HEADER_EDIT_OF: self.edit_of}
         return {name: value for name, value in headers.items() if value is not None}
+
+
+_HEADERS: Final = frozenset(
+    {
+        HEADER_RETRIES,
+        HEADER_ATTEMPTS,
+        HEADER_ATTEMPT_TIMES,
+        HEADER_FIRST_FAILURE,
+        HEADER_EXPIRES,
+        HEADER_DELIVERIES,
+        HEADER_FIRST_DUE,
+        HEADER_OPERATOR_RETRIES,
+        HEADER_OPERATOR_RUN,
+        HEADER_EDIT_OF,
+        NSERVICEBUS_RETRIES,
+    }
+)
+"""All headers that :meth:`History.read` reads."""
+
+_FIRST_ATTEMPT: Final = History()
 
 
 def nservicebus_time(moment: datetime) -> str:

@@ -21,7 +21,7 @@ def message_types(values: Mapping[str, Any]) -> tuple[str, ...]:
         found.append(name)
     if isinstance(enclosed := (values.get("headers") or {}).get(ENCLOSED_TYPES), str):
         found += _enclosed(enclosed)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(found)) if found else ()
 
 
 def _enclosed(header: str) -> Iterator[str]:
