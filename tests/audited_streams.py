@@ -20,6 +20,7 @@ import bide
 from bide.delay.taps import taps_of
 from bide.pipelines.audit.run import Sources
 from bide.pipelines.audit.sources import find_sources
+from bide.pipelines.iceberg import identifier, open_catalog
 from bide.schedules.names import ScheduleNames, partition_of
 from bide.schedules.records import ChangeSchedule
 from bide.streams.log import Address
@@ -192,7 +193,13 @@ def _types(file: Path) -> Iterable[str]:
 
 def _rows(table: Path) -> list[Any]:
     if (table / "_delta_log").exists():
-        return sorted(map(_delta_row, DeltaTable(table).to_pyarrow_table().to_pylist()))
+        return sorted(map(_versioned_row, DeltaTable(table).to_pyarrow_table().to_pylist()))
+    if (table / "metadata").exists():
+        with open_catalog(str(table.parent)) as catalog:
+            rows = catalog.load_table(identifier(table.name)).scan().to_arrow().to_pylist()
+        # pyiceberg writes an empty list for null (apache/iceberg-python#3833).
+        plain = ({name: None if value == [] else value for name, value in row.items()} for row in rows)
+        return sorted(map(_versioned_row, plain))
     rows = []
     for file in _files(table):
         named = [part for part in file.relative_to(table).parts[:-1] if not part.startswith("batch=")]
@@ -204,7 +211,7 @@ def _rows(table: Path) -> list[Any]:
     return sorted(rows)
 
 
-def _delta_row(row: dict[str, Any]) -> str:
+def _versioned_row(row: dict[str, Any]) -> str:
     """A row as it is in a Parquet table, where partitions are folders."""
     named = [f"{name}={row.pop(name)}" for name in ("source", "day") if name in row]
     row.pop("batch", None)

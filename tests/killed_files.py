@@ -10,15 +10,18 @@ from typing import Any, Final
 import deltalake
 from deltalake.table import TableOptimizer
 from pyarrow import fs
+from pyiceberg.table import CreateTableTransaction, Transaction
 
-DELTA_TRANSACTIONS: Final[tuple[tuple[Any, str], ...]] = (
+TRANSACTIONS: Final[tuple[tuple[Any, str], ...]] = (
     (deltalake, "write_deltalake"),
     (deltalake.DeltaTable, "create"),
     (deltalake.DeltaTable, "delete"),
     (deltalake.DeltaTable, "vacuum"),
     (TableOptimizer, "compact"),
+    (Transaction, "commit_transaction"),
+    (CreateTableTransaction, "commit_transaction"),
 )
-"""The functions that change Delta tables, with the objects that have them."""
+"""The functions that change Delta and Iceberg tables, with the objects that have them."""
 
 
 class KillingFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has no types
@@ -42,9 +45,9 @@ class KillingFiles(fs.FileSystemHandler):  # type: ignore[misc]  # pyarrow has n
         self.change()
         return self._files
 
-    def watch_delta_tables(self) -> None:
-        """Count transactions of Delta tables as changes too, which deltalake makes without this file system."""
-        for owner, name in DELTA_TRANSACTIONS:
+    def watch_transactions(self) -> None:
+        """Count transactions of Delta and Iceberg tables as changes too, which are made without this file system."""
+        for owner, name in TRANSACTIONS:
             setattr(owner, name, self.counted(getattr(owner, name)))
 
     def counted(self, transaction: Callable[..., Any]) -> Callable[..., Any]:

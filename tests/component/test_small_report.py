@@ -19,6 +19,7 @@ from pyarrow import parquet
 from bide.cli.pipeline.engine_choice import EngineChoice
 from bide.cli.pipeline.report import _count_in_process
 from bide.errors import InvalidColumnError, InvalidInputError
+from bide.pipelines.audit.table_format import TableFormat
 from bide.pipelines.engine import Engine, NeedsSparkError
 from bide.pipelines.memory_database import memory_database
 from bide.pipelines.report.collecting import collect
@@ -68,11 +69,12 @@ def report(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-def test_the_query_of_a_delta_audit_is_a_program_that_lists_all_overdue_messages(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("table_format", ["delta", "iceberg"])
+def test_the_query_of_an_audit_with_versions_is_a_program_that_lists_all_overdue_messages(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], table_format: TableFormat
 ) -> None:
     folder = tmp_path / "the shop's {audit}"
-    write_audit(folder, "delta")
+    write_audit(folder, table_format)
     with small_tables(str(folder)) as tables:
         figures = collect(tables, lost_after=timedelta(seconds=1))
     assert figures.headline is not None

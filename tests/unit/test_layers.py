@@ -104,7 +104,7 @@ THIRD_PARTY: dict[str, frozenset[str]] = {
     "check": frozenset({"duckdb", "pyarrow", "pyspark"}),
     "console": frozenset({"starlette", "uvicorn"}),
     "demo": frozenset({"rich"}),
-    "pipelines": frozenset({"deltalake", "duckdb", "numpy", "pyarrow", "pyspark"}),
+    "pipelines": frozenset({"deltalake", "duckdb", "numpy", "pyarrow", "pyiceberg", "pyspark"}),
     "spark": frozenset({"pyarrow", "pyspark"}),
     "integrations": frozenset(
         {"aio_pika", "celery", "dramatiq", "faststream", "kombu", "pika", "taskiq", "taskiq_aio_pika"}

@@ -1,4 +1,4 @@
-"""``bide pipeline audit``: taps, events and the schedule log as Parquet or Delta tables."""
+"""``bide pipeline audit``: taps, events and the schedule log as tables."""
 
 from __future__ import annotations
 
@@ -82,8 +82,8 @@ def audit(
     and undecodable (raw bytes of messages that are not AMQP 1.0). Other tables are computed from these facts: messages
     (with a row for each message), pending, lateness and failures. After an interruption or a crash, the same command
     continues, and counts no message twice. Turn on taps with 'bide tap on', and give endpoints a bide.EventStream() to
-    write events. With --once, up to 100 MB of new messages are audited in this process, more with Spark; Delta tables
-    always in this process.
+    write events. With --once, up to 100 MB of new messages are audited in this process, more with Spark; Delta and
+    Iceberg tables always in this process.
     """
     pause = duration_of("--every", every).total_seconds()
     refuse_missing_audit_packages(choice)

@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
-from datetime import date, datetime, timedelta
+from collections.abc import Collection, Mapping
+from datetime import date, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 from pyarrow import compute as pc
-from pyarrow import dataset, fs
 
 from bide.errors import InvalidInputError
 from bide.pipelines.audit import merging
-from bide.pipelines.audit.columns import (
-    APPENDED_TABLES,
-    FACT_COLUMNS,
-    FAILURES_STATE,
-    PENDING_STATE,
-    UNDECODABLE,
-    arrow_schema,
-)
 from bide.pipelines.audit.queries import BATCH
 from bide.pipelines.audit.table_files import TableFile
 from bide.pipelines.audit.unfinished_work import BatchKey
+from bide.pipelines.audit.versioned_storage import (
+    FACTS,
+    TABLES,
+    WITH_FOLDERS_OF_BATCHES,
+    VersionedStorage,
+    partition_columns,
+    split_source,
+    with_batch_number,
+    with_columns,
+)
 from bide.pipelines.delta import import_deltalake, newest_files
 
 if TYPE_CHECKING:
@@ -44,38 +45,23 @@ FILES_PER_VERSION: Final = 20
 files, so that its cost for a version stays the same."""
 
 _VACUUMED: Final = "_state/vacuumed.json"
-_STAGED: Final = "_state/staged"
-_WITH_FOLDERS_OF_BATCHES: Final = ("messages", PENDING_STATE)
-"""Tables whose batches are replaced, so that no file has rows of several. Files of facts are merged instead."""
-
-_FACTS: Final = (*FACT_COLUMNS, UNDECODABLE)
-_TABLES: Final = (
-    *(*_FACTS, "messages", "lateness", "pending", "failures", "schedules_pending"),
-    *(PENDING_STATE, FAILURES_STATE),
-)
 
 
-class DeltaStorage:
+class DeltaStorage(VersionedStorage):
     """See :class:`bide.pipelines.audit.storage.TableStorage`. Each change of a table is a transaction of Delta.
 
-    Batches are rows with a number in the column ``batch``. A storage is for one round.
+    A storage is for one round.
 
     Raises:
         InvalidInputError: deltalake is not installed, or does not support the path.
     """
 
     def __init__(self, folder: Folder) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self._deltalake = import_deltalake(folder.path())
         self._opened: dict[str, Any] = {}
         self._listed: dict[str, tuple[int, Any]] = {}
         """The files of a version, by table."""
-
-    def read(self, table: str, schema: pa.Schema, days: Collection[date] | None = None) -> pa.Table:
-        if not self._exists(table):
-            return schema.empty_table()
-        files = self._files_of(table) if days is None else self._files_of_days(table, days)
-        return self.read_files(table, schema, files.column("path").to_pylist())
 
     def files(self, table: str, day: date) -> list[TableFile]:
         if not self._exists(table):
@@ -90,25 +76,6 @@ class DeltaStorage:
         rows = zip(*(found.column(name).to_pylist() for name in names), strict=True)
         return [TableFile(path=path, size=size, first=first, last=last) for path, size, first, last in rows]
 
-    def read_files(
-        self, table: str, schema: pa.Schema, files: Iterable[str], *, due: tuple[datetime, datetime] | None = None
-    ) -> pa.Table:
-        if not (paths := list(files)):
-            return schema.empty_table()
-        # Not by deltalake: it prepares each file of the table in Python, those of other days too. And its own file
-        # system is in Python: Arrow's threads that still use it at exit abort the process.
-        found = dataset.dataset(
-            paths,
-            schema=schema,
-            format="parquet",
-            filesystem=fs.SubTreeFileSystem(self._folder.path(table), fs.LocalFileSystem()),
-            partitioning=dataset.partitioning(
-                pa.schema([one for one in schema if one.name in _partition_columns(table, schema)]), flavor="hive"
-            ),
-        )
-        span = None if due is None else (dataset.field("due") >= due[0]) & (dataset.field("due") <= due[1])
-        return found.to_table(columns=schema.names, filter=span)
-
     def replace_batches(self, rows: pa.Table, table: str, batches: Collection[BatchKey]) -> None:
         numbers: defaultdict[date, list[str]] = defaultdict(list)
         for day, number in sorted(batches):
@@ -118,32 +85,18 @@ class DeltaStorage:
 
     def append(self, rows: pa.Table, table: str, batch: int) -> None:
         if rows.num_rows:
-            self._write(_with(rows, batch=batch), table, mode="append")
+            self._write(with_batch_number(rows, batch), table, mode="append")
 
     def drop_batch(self, table: str, number: int) -> None:
-        if self._folder.exists(staged := self._folder.path(self.staging(table))):
-            self._folder.files.delete_dir(staged)
-        name, equal = _split(table)
+        self._delete_staged_rows(table)
+        name, equal = split_source(table)
         if self._exists(name):
             self._open(name).delete(_sql({**equal, BATCH: number}))
 
-    def staging(self, table: str) -> str:
-        return f"{_STAGED}/{table}"
-
     def append_staged(self, table: str, batch: int) -> None:
-        if not self._folder.exists(staged := self._folder.path(self.staging(table))):
-            return
-        schema = arrow_schema(APPENDED_TABLES[table]).append(pa.field(BATCH, pa.int64()))
-        partitions = pa.schema([schema.field("day"), schema.field(BATCH)])
-        found = dataset.dataset(
-            staged,
-            schema=schema,
-            format="parquet",
-            filesystem=fs.LocalFileSystem(),
-            partitioning=dataset.partitioning(partitions, flavor="hive"),
-        )
-        self._write(found.scanner().to_reader(), table, mode="append")
-        self._folder.files.delete_dir(staged)
+        if (rows := self._staged_rows(table)) is not None:
+            self._write(rows.scanner().to_reader(), table, mode="append")
+            self._delete_staged_rows(table)
 
     def replace_days(self, rows: pa.Table, table: str, days: Collection[date]) -> None:
         listed = ", ".join(f"'{day}'" for day in sorted(days))
@@ -155,11 +108,11 @@ class DeltaStorage:
     def compact(self, days: Collection[date]) -> None:
         if not days:
             return
-        for table in filter(self._exists, _FACTS):
+        for table in filter(self._exists, FACTS):
             self._merge_small_files(table, days)
         place = self._folder.path(_VACUUMED)
         vacuumed = json.loads(self._folder.read_bytes(place)) if self._folder.exists(place) else {}
-        versions = {table: self._vacuum(table, vacuumed.get(table, 0)) for table in filter(self._exists, _TABLES)}
+        versions = {table: self._vacuum(table, vacuumed.get(table, 0)) for table in filter(self._exists, TABLES)}
         if versions != vacuumed:
             self._folder.write_json(place, versions)
 
@@ -188,6 +141,13 @@ class DeltaStorage:
             opened.vacuum(dry_run=False, full=True)
         return int(opened.version())
 
+    def _paths(self, table: str, days: Collection[date] | None) -> list[str]:
+        if not self._exists(table):
+            return []
+        files = self._files_of(table) if days is None else self._files_of_days(table, days)
+        found: list[str] = files.column("path").to_pylist()
+        return found
+
     def _files_of(self, table: str) -> pa.Table:
         """The files of the newest version, with the columns of :func:`newest_files`."""
         opened = self._open(table)
@@ -210,9 +170,9 @@ class DeltaStorage:
 
     def _write(self, rows: Any, table: str, *, mode: str, predicate: str | None = None) -> None:
         """Write in one transaction."""
-        name, equal = _split(table)
-        for column, value in equal.items():
-            rows = rows.append_column(column, pa.repeat(pa.scalar(value), rows.num_rows))
+        name, equal = split_source(table)
+        if equal:
+            rows = with_columns(rows, equal)
         if not self._exists(name):
             self._create(name, rows.schema)
         self._deltalake.write_deltalake(self._open(name), rows, mode=mode, predicate=predicate)
@@ -223,7 +183,7 @@ class DeltaStorage:
         self._deltalake.DeltaTable.create(
             self._folder.path(table),
             schema,
-            partition_by=_partition_columns(table, schema),
+            partition_by=partition_columns(table, schema),
             configuration={
                 "delta.deletedFileRetentionDuration": interval,
                 "delta.logRetentionDuration": interval,
@@ -244,27 +204,11 @@ class DeltaStorage:
         return opened
 
 
-def _partition_columns(table: str, schema: pa.Schema) -> list[str]:
-    names = ("source", "day", BATCH) if table in _WITH_FOLDERS_OF_BATCHES else ("source", "day")
-    return [one for one in names if one in schema.names]
-
-
 def _batch_columns(table: str) -> tuple[str, str]:
     """The columns with the first and the last batch in a file, among those of :func:`newest_files`."""
-    if table in _WITH_FOLDERS_OF_BATCHES:
+    if table in WITH_FOLDERS_OF_BATCHES:
         return f"partition.{BATCH}", f"partition.{BATCH}"
     return f"min.{BATCH}", f"max.{BATCH}"
-
-
-def _with(rows: pa.Table, *, batch: int) -> pa.Table:
-    """The rows with the column ``batch``."""
-    return rows.append_column(BATCH, pa.repeat(pa.scalar(batch, pa.int64()), rows.num_rows))
-
-
-def _split(table: str) -> tuple[str, dict[str, str]]:
-    """The name of a table, and the values of its partition columns."""
-    name, _, source = table.partition("/source=")
-    return name, {"source": source} if source else {}
 
 
 def _sql(equal: Mapping[str, str | int]) -> str:

@@ -12,8 +12,8 @@ With Parquet tables::
     _state/schedules.json                          position in the schedule log, and the files of its state
     _state/positions/scheduled.json                positions in the streams of a source
 
-With Delta tables, the number of the batch of facts is a column, and ``undecodable`` and the tables below ``_state``
-are Delta tables too.
+With Delta and Iceberg tables, the number of the batch of facts is a column, and ``undecodable`` and the tables below
+``_state`` are tables of this format too. The catalog of the Iceberg tables is ``_state/catalog.db``.
 
 After a crash, the next run continues with the folder:
 
@@ -40,11 +40,11 @@ from typing import TYPE_CHECKING, Any, Final
 from pyarrow import fs
 
 from bide.errors import InvalidInputError
-from bide.pipelines.audit.table_format import DELTA_VERSION, VERSION, FolderVersion, TableFormat
+from bide.pipelines.audit.table_format import VERSIONS_IN_WORDS, FolderVersion, TableFormat
 from bide.pipelines.audit.unfinished_work import BatchKey, UnfinishedWork
-from bide.pipelines.delta import delta_files, import_deltalake
 from bide.pipelines.folder_lock import LOCK_FILE, hold
 from bide.pipelines.formats import escape_pattern_characters, spark_uri
+from bide.pipelines.listed_files import check_place, listed_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -88,17 +88,15 @@ class Folder:
         files: the file system of the folder.
 
     Raises:
-        InvalidInputError: Arrow does not support the URI. Or the format is ``delta``, and the folder is a URI,
-            deltalake does not support its path, or deltalake is not installed.
+        InvalidInputError: Arrow does not support the URI. Or the format is ``delta`` or ``iceberg``, and the folder is
+            a URI, or the package for the format does not support its path, or is not installed.
     """
 
     def __init__(self, place: str, *, table_format: TableFormat | None = None) -> None:
         self._wanted_format = table_format
         self.place = (place if "://" in place else os.path.abspath(place)).rstrip("/")  # noqa: PTH100 (no link is followed)
-        if table_format == "delta":
-            if "://" in place:
-                raise InvalidInputError(f"Delta tables need a folder on this machine: give a path instead of {place}")
-            import_deltalake(self.place)
+        if table_format in ("delta", "iceberg"):
+            check_place(self.place, table_format)
         try:
             self.files, self._root = fs.FileSystem.from_uri(self.place)
         except (ValueError, OSError) as error:
@@ -132,8 +130,8 @@ class Folder:
             found = self._read_version()
             if found.table_format is None:
                 raise InvalidInputError(
-                    f"the folder {self.place} has an audit of version {found.version}, but this bide writes version "
-                    f"{VERSION}, or {DELTA_VERSION} with Delta tables: name another folder"
+                    f"the folder {self.place} has an audit of version {found.version}, but this bide writes "
+                    f"{VERSIONS_IN_WORDS}: name another folder"
                 )
             if self._wanted_format not in (None, found.table_format):
                 raise InvalidInputError(
@@ -237,7 +235,7 @@ class Folder:
         """
         names = [table] if days is None else [posixpath.join(table, f"day={day}") for day in sorted(days)]
         names = [name for name in names if self.exists(self.path(name))]
-        if (files := delta_files(self.files, self.path(table))) is not None:
+        if (files := listed_files(self.files, self._root, table)) is not None:
             places = [posixpath.join(table, file) for file in files]
             names = [place for place in places if any(place.startswith(f"{name}/") for name in names)]
         existing = [escape_pattern_characters(self.location(name)) for name in names]

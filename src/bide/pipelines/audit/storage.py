@@ -82,6 +82,10 @@ def open_storage(folder: Folder) -> TableStorage:
     """
     if folder.table_format == "parquet":
         return ParquetStorage(folder)
-    from bide.pipelines.audit.delta_storage import DeltaStorage
+    if folder.table_format == "delta":
+        from bide.pipelines.audit.delta_storage import DeltaStorage
 
-    return DeltaStorage(folder)
+        return DeltaStorage(folder)
+    from bide.pipelines.audit.iceberg_storage import IcebergStorage
+
+    return IcebergStorage(folder)

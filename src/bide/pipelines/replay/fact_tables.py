@@ -12,9 +12,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from bide.pipelines.audit.columns import FACT_COLUMNS, TIMESTAMP, arrow_schema
-from bide.pipelines.delta import delta_files
 from bide.pipelines.engine import NeedsSparkError
 from bide.pipelines.formats import is_below_hidden, is_uri
+from bide.pipelines.listed_files import listed_files
 from bide.pipelines.memory_database import memory_database
 from bide.pipelines.replay import queries
 from bide.pipelines.replay.choices import FAILURE_KEY
@@ -131,7 +131,7 @@ def fact_tables(folder: Folder, *, largest: int | None = MAX_SMALL_BYTES) -> Ite
 def _files_of(folder: Folder, table: str) -> list[fs.FileInfo]:
     """The files of a table that Spark reads too."""
     root = folder.path(table)
-    if (listed := delta_files(folder.files, root)) is not None:
+    if (listed := listed_files(folder.files, folder.path(), table)) is not None:
         return list(folder.files.get_file_info([f"{root}/{one}" for one in listed]))
     found = folder.files.get_file_info(fs.FileSelector(root, allow_not_found=True, recursive=True))
     return [one for one in found if one.is_file and not is_below_hidden(one.path, root)]

@@ -10,8 +10,10 @@ from typing import Any, Final, Protocol
 from pyarrow import ArrowInvalid, fs
 
 from bide.errors import InvalidColumnError, InvalidInputError
-from bide.pipelines.delta import delta_files, is_delta_table
+from bide.pipelines.delta import is_delta_table
 from bide.pipelines.formats import escape_pattern_characters, is_below_hidden, spark_uri
+from bide.pipelines.iceberg import catalog_uri, is_iceberg_audit
+from bide.pipelines.listed_files import listed_files
 
 COLUMNS: Final[Mapping[str, Mapping[str, str]]] = {
     "messages": {
@@ -64,18 +66,29 @@ RENAMED_COLUMNS: Final = {"group": "group_name", "offset": "stream_offset"}
 """New names of columns whose names are SQL keywords."""
 
 
-# Spark 4.3 cannot read Delta tables: delta-spark does not support it.
-_DELTA_PROGRAM: Final = '''\
+# Spark 4.3 cannot read Delta tables: delta-spark does not support it. For Iceberg tables, it needs a jar and a catalog.
+_PROGRAM: Final = '''\
 import duckdb
-from deltalake import DeltaTable
+{opened}
 
 audit = duckdb.connect()
 audit.execute("set TimeZone = 'UTC'")
-audit.register("{name}", DeltaTable({place!r}).to_pyarrow_dataset())
+audit.register("{name}", rows)
 found = audit.sql("""
 {query}
 """)
 found.show(max_rows=100_000)'''
+
+_OPENED_DELTA: Final = """\
+from deltalake import DeltaTable
+
+rows = DeltaTable({place!r}).to_pyarrow_dataset()"""
+
+_OPENED_ICEBERG: Final = """\
+from pyiceberg.catalog.sql import SqlCatalog
+
+with SqlCatalog("bide", uri={uri!r}) as catalog:
+    rows = catalog.load_table("audit.{name}").scan().to_arrow()"""
 
 
 class ReportTables(Protocol):
@@ -137,15 +150,15 @@ def check_columns(place: str, name: str, found: Collection[str]) -> None:
 
 
 def files_of(folder: str, name: str) -> list[fs.FileInfo] | None:
-    """The files of a table; None if there is no table. Only a Delta table can have no files: it has no rows.
+    """The files of a table; None if there is no table. Only Delta and Iceberg tables can have no files and no rows.
 
     Raises:
-        InvalidInputError: the folder does not exist, or cannot be read, or has Delta tables and deltalake is not
-            installed.
+        InvalidInputError: the folder does not exist, or cannot be read, or the package for the format of its tables is
+            not installed.
     """
     with _opened(folder) as (files, root):
         table = f"{root}/{name}"
-        if (listed := delta_files(files, table)) is not None:
+        if (listed := listed_files(files, root, name)) is not None:
             return list(files.get_file_info([f"{table}/{one}" for one in listed]))
         selector = fs.FileSelector(table, allow_not_found=True, recursive=True)
         found = [one for one in files.get_file_info(selector) if one.is_file and not is_below_hidden(one.path, root)]
@@ -153,19 +166,23 @@ def files_of(folder: str, name: str) -> list[fs.FileInfo] | None:
 
 
 def spark_paths(folder: str, name: str) -> list[str] | None:
-    """The URIs from which Spark reads a table: its folder, or the files of a Delta table; None if there is no table.
+    """The URIs from which Spark reads a table; None if there is no table.
+
+    They are those of its files for Delta and Iceberg tables, and that of its folder for others.
 
     Raises:
         InvalidInputError: see :func:`files_of`.
     """
     with _opened(folder) as (files, root):
-        if (listed := delta_files(files, f"{root}/{name}")) is not None:
+        if (listed := listed_files(files, root, name)) is not None:
             return [spark_uri(folder, name, one) for one in listed]
     return None if files_of(folder, name) is None else [spark_uri(folder, name)]
 
 
 def runnable_query(folder: str, name: str, query: str) -> str:
-    """A query of a table that readers of the report can run: Spark SQL, or a Python program for a Delta table.
+    """A query of a table that readers of the report can run.
+
+    It is Spark SQL, or a Python program for a Delta or Iceberg table.
 
     Args:
         folder: the folder of the tables.
@@ -173,9 +190,13 @@ def runnable_query(folder: str, name: str, query: str) -> str:
         query: the query, in SQL that Spark and DuckDB have in common, with ``{table}`` for the name of the table.
     """
     with _opened(folder) as (files, root):
-        if is_delta_table(files, f"{root}/{name}"):
-            place = str(Path(root, name).absolute())
-            return _DELTA_PROGRAM.format(name=name, place=place, query=query.format(table=name))
+        opened = ""
+        if is_iceberg_audit(files, root):
+            opened = _OPENED_ICEBERG.format(uri=catalog_uri(str(Path(root).absolute())), name=name)
+        elif is_delta_table(files, f"{root}/{name}"):
+            opened = _OPENED_DELTA.format(place=str(Path(root, name).absolute()))
+    if opened:
+        return _PROGRAM.format(opened=opened, name=name, query=query.format(table=name))
     place = escape_pattern_characters(spark_uri(folder, name)).replace("`", "``")
     return query.format(table=f"parquet.`{place}`")
 

@@ -1,4 +1,4 @@
-"""Delta tables of an audit, read with Spark, which has no Delta reader."""
+"""Delta and Iceberg tables of an audit, read with Spark, which has no reader for them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
+import pytest
 
 from bide.pipelines.audit import facts
 from bide.pipelines.audit.columns import FACT_COLUMNS, MESSAGES_SCHEMA, arrow_schema, with_batch
 from bide.pipelines.audit.folder import Folder
 from bide.pipelines.audit.storage import open_storage
+from bide.pipelines.audit.table_format import TableFormat
 from bide.pipelines.report.duckdb_tables import small_tables
 from bide.pipelines.report.spark_tables import spark_tables
 
@@ -29,9 +31,12 @@ def rows(schema: pa.Schema, *ids: str, day: date) -> pa.Table:
     )
 
 
-def test_spark_reads_the_newest_version_of_delta_tables(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("table_format", "name"), [("delta", "a folder, #1?"), ("iceberg", "a folder, #1")])
+def test_spark_reads_the_newest_version_of_tables(
+    spark: SparkSession, tmp_path: Path, table_format: TableFormat, name: str
+) -> None:
     """The folder also has the files of earlier versions, which Spark would read as more rows of a Parquet table."""
-    folder = Folder(str(tmp_path / "with a space, #1?"), table_format="delta")
+    folder = Folder(str(tmp_path / name), table_format=table_format)
     folder.begin()
     storage, scheduled = open_storage(folder), arrow_schema(FACT_COLUMNS["scheduled"])
     for batch, day in enumerate((*DAYS, *DAYS)):
