@@ -26,7 +26,7 @@ from bide.pipelines.audit.storage import open_storage
 from bide.pipelines.iceberg import identifier, open_catalog
 from bide.pipelines.replay.fact_tables import fact_tables
 from bide.pipelines.report.duckdb_tables import small_tables
-from tests.unit.test_delta_audit import (
+from tests.component.test_delta_audit import (
     NOON,
     TODAY,
     YESTERDAY,
