@@ -32,8 +32,9 @@ SENT: Final = SentRow(
     routing_key="q",
     body=digest_of(b"body"),
     headers=digest_of(b"headers"),
+    ended_at=10 * SECOND + 5_000,
 )
-"""A message of 10 s that is due at 15 s."""
+"""A message of 10 s, confirmed after 5 ms, that is due at 15 s."""
 
 DELIVERED: Final = DeliveredRow(
     run="run-0001",

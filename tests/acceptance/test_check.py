@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from bide.check.history import Row
 from bide.local_broker import LocalBroker
 from tests.acceptance.test_cli import COMMAND_LINE
-from tests.check_histories import DELIVERED, SECOND, SENT, write_history
+from tests.check_histories import DELIVERED, FAULT, SECOND, SENT, write_history
 from tests.timeouts import TIMEOUT
 from tests.unit.test_broker_installation import make_home
 
@@ -36,6 +37,20 @@ def test_a_kept_history_exits_with_0_and_a_line_for_each_promise(tmp_path: Path)
         )
     ]
     assert "queues" in done.stdout.decode()
+
+
+def test_the_longest_waits_are_printed_for_each_kind_of_fault(tmp_path: Path) -> None:
+    slow = replace(SENT, id="slow", sent_at=11 * SECOND, ended_at=14 * SECOND)
+    rows: list[Row] = [slow, replace(DELIVERED, id="slow", received_at=SENT.due + 2 * SECOND), FAULT]
+    done = bide_check("judge", write_history(tmp_path / "history", *rows), state=tmp_path)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.decode().splitlines()
+    at = next(number for number, line in enumerate(lines) if line.startswith("longest time"))
+    assert [" ".join(line.split()) for line in lines[at : at + 3]] == [
+        "longest time without confirm of a publish without delivery",
+        "during kill 3.00 s 3.00 s 2.00 s",
+        "at other times under 0.1 s under 0.1 s under 0.1 s",
+    ]
 
 
 def test_a_broken_promise_exits_with_1_and_names_the_message(tmp_path: Path) -> None:

@@ -44,6 +44,8 @@ class SentRow:
         due: the due time.
         due_error: the largest error of the due time.
         attempts: how often the message was published.
+        ended_at: when the publish was confirmed or failed; None if the message had no publish of its own, and in
+            histories of older releases.
         body: the digest of the body.
         headers: the digest of the headers.
     """
@@ -62,6 +64,7 @@ class SentRow:
     routing_key: str
     body: bytes
     headers: bytes
+    ended_at: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,13 @@ class InjectedFault:
 
 Row = SentRow | DeliveredRow | InjectedFault
 
-_TYPES: Final = {"str": pa.string(), "int": pa.int64(), "bool": pa.bool_(), "bytes": pa.binary()}
+_TYPES: Final = {
+    "str": pa.string(),
+    "int": pa.int64(),
+    "int | None": pa.int64(),
+    "bool": pa.bool_(),
+    "bytes": pa.binary(),
+}
 
 TABLES: Final[dict[str, type[Row]]] = {"sent": SentRow, "delivered": DeliveredRow, "faults": InjectedFault}
 

@@ -9,6 +9,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from bide.check import availability
 from bide.check.history import TABLES, CheckHistory, schema_of
 from bide.check.rules import BROKER_TICK, BY_CLOCK, DUE_ERROR, FAULTS, RULES, SUMMARY, UNDELIVERABLE, VIEWS
 from bide.durations import MICROSECOND
@@ -79,6 +80,23 @@ class WorkloadFigures:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LongestWaits:
+    """The longest waits during faults of a kind, in microseconds; 0 for up to a tenth of a second.
+
+    Attributes:
+        during: the kind of fault; an empty string for waits that overlap no fault.
+        unconfirmed: the longest time in which no publish to a queue was confirmed, although one was under way.
+        slowest: the longest time from a publish to its confirm or error.
+        undelivered: the longest time in which nothing came from a queue, although a message was due.
+    """
+
+    during: str
+    unconfirmed: int
+    slowest: int
+    undelivered: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """The result of judging the runs in a folder.
 
@@ -86,6 +104,7 @@ class Verdict:
         seconds: how long messages were sent, in all runs together.
         max_lateness: the lateness that was allowed outside faults, in seconds.
         faults: the number of faults of each kind.
+        waits: the longest waits during each kind of fault, and at other times.
         undeliverable: the number of messages in undeliverable queues.
         early_by_clock: the number of messages that were early because the clock of a node was wrong.
         earliest_by_clock: the most by which one of these messages was early, in microseconds.
@@ -102,6 +121,7 @@ class Verdict:
     max_lateness: float
     workloads: tuple[WorkloadFigures, ...]
     faults: dict[str, int]
+    waits: tuple[LongestWaits, ...]
     undeliverable: int
     early_by_clock: int
     earliest_by_clock: int
@@ -143,14 +163,14 @@ def judge(
     history = CheckHistory.open(folder)
     with _duckdb() if engine == "duckdb" else _spark(master) as database:
         database.create_tables(history)
-        for view in VIEWS:
+        for view in (*VIEWS, *availability.VIEWS):
             database.run(_filled(view, max_lateness))
         findings = tuple(_finding(database, rule.name, rule.promise, rule.query) for rule in RULES)
         [(undeliverable,)] = database.rows(UNDELIVERABLE)
         [(early, earliest)] = database.rows(BY_CLOCK)
         [(due_error,)] = database.rows(DUE_ERROR)
-        names = WorkloadFigures.__annotations__
-        workloads = [WorkloadFigures(**dict(zip(names, row, strict=True))) for row in database.rows(SUMMARY)]
+        workloads = [WorkloadFigures(**_named(WorkloadFigures, row)) for row in database.rows(SUMMARY)]
+        waits = [LongestWaits(**_named(LongestWaits, row)) for row in database.rows(availability.LONGEST_WAITS)]
         return Verdict(
             folder=str(folder),
             runs=len(history.runs),
@@ -161,6 +181,7 @@ def judge(
             max_lateness=max_lateness.total_seconds(),
             workloads=tuple(workloads),
             faults=dict(database.rows(FAULTS)),
+            waits=tuple(waits),
             undeliverable=undeliverable,
             early_by_clock=early,
             earliest_by_clock=earliest,
@@ -168,6 +189,10 @@ def judge(
             findings=findings,
             digest=history.digest(),
         )
+
+
+def _named(kind: type[object], row: tuple[Any, ...]) -> dict[str, Any]:
+    return dict(zip(kind.__annotations__, row, strict=True))
 
 
 def _filled(view: str, max_lateness: timedelta) -> str:
@@ -179,8 +204,7 @@ def _finding(database: _Database, name: str, promise: str, query: str) -> Judged
     examples: Sequence[BrokenPromise] = ()
     if count:
         first = f"SELECT * FROM ({query}) AS violation ORDER BY run, id, place LIMIT {_SHOWN}"  # noqa: S608 (our own text)
-        names = BrokenPromise.__annotations__
-        examples = [BrokenPromise(**dict(zip(names, row, strict=True))) for row in database.rows(first)]
+        examples = [BrokenPromise(**_named(BrokenPromise, row)) for row in database.rows(first)]
     return JudgedPromise(rule=name, promise=promise, violations=count, examples=tuple(examples))
 
 
@@ -191,12 +215,17 @@ class _Duckdb:
     def create_tables(self, history: CheckHistory) -> None:
         types = {"string": "VARCHAR", "int64": "BIGINT", "bool": "BOOLEAN", "binary": "BLOB"}
         for name, kind in TABLES.items():
-            if files := history.files(name):
-                listed = ", ".join(f"'{one.replace(chr(39), 2 * chr(39))}'" for one in files)
-                self.run(f"CREATE OR REPLACE TEMPORARY VIEW {name} AS SELECT * FROM read_parquet([{listed}])")  # noqa: S608 (quoted)
-            else:
-                columns = ", ".join(f'"{one.name}" {types[str(one.type)]}' for one in schema_of(kind))
+            columns = ", ".join(f'"{one.name}" {types[str(one.type)]}' for one in schema_of(kind))
+            files = ", ".join(f"'{one.replace(chr(39), 2 * chr(39))}'" for one in history.files(name))
+            if not files:
                 self.run(f"CREATE OR REPLACE TEMPORARY TABLE {name} ({columns})")
+                continue
+            # Files of older releases lack a column.
+            self.run(f"CREATE OR REPLACE TEMPORARY TABLE no_{name} ({columns})")
+            self.run(
+                f"CREATE OR REPLACE TEMPORARY VIEW {name} AS SELECT * FROM no_{name} "  # noqa: S608 (quoted)
+                f"UNION ALL BY NAME SELECT * FROM read_parquet([{files}], union_by_name = true)"
+            )
 
     def run(self, query: str) -> None:
         self._connection.execute(query)

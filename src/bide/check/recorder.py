@@ -79,6 +79,7 @@ class Recorder:
         due: datetime | int | None = None,
         attempts: int = 1,
         role: str = "message",
+        is_call: bool = False,
     ) -> None:
         """Record the result of sending a message. For *expected* and *role* see :class:`SentRow`.
 
@@ -86,7 +87,9 @@ class Recorder:
             places: the queues in which the message has to arrive.
             due: the due time, as a datetime of the system clock, or as microseconds on the clock of the run; None for
                 a message without a delay.
+            is_call: whether the publish of this message has just ended.
         """
+        ended_at = self.clock.now() if is_call else None
         change = 0
         if isinstance(due, datetime):
             change = abs(self.clock.offset() - draft.offset)
@@ -114,6 +117,7 @@ class Recorder:
                     routing_key=draft.routing_key,
                     body=body,
                     headers=headers,
+                    ended_at=ended_at,
                 )
             )
         self._changed.set()

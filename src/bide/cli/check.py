@@ -255,6 +255,12 @@ def _show(verdict: Verdict) -> None:
     echo()
     happened = ", ".join(f"{count} {kind}" for kind, count in verdict.faults.items())
     echo(f"faults: {happened or 'none'}; undeliverable: {verdict.undeliverable:,}")
+    echo()
+    echo(f"{'longest time':<24}{'without confirm':>17}{'of a publish':>15}{'without delivery':>18}")
+    for waits in sorted(verdict.waits, key=lambda one: (not one.during, one.during)):
+        during = f"during {waits.during}" if waits.during else "at other times"
+        echo(f"{during:<24}{_wait(waits.unconfirmed):>17}{_wait(waits.slowest):>15}{_wait(waits.undelivered):>18}")
+    echo()
     echo(
         f"clock: due times are exact to {verdict.clock_error / _MILLISECOND:.1f} ms; {verdict.early_by_clock:,} "
         f"messages were early because a node's clock was wrong, by {verdict.earliest_by_clock / _SECOND:.2f} s at most"
@@ -266,6 +272,10 @@ def _show(verdict: Verdict) -> None:
         for example in finding.examples:
             off = f", {example.off / _SECOND:.3f} s {finding.rule}" if finding.rule in _MEASURED else ""
             echo(f"{'':<20}{example.id} in {example.place} ({example.run}){off}")
+
+
+def _wait(microseconds: int) -> str:
+    return f"{microseconds / _SECOND:.2f} s" if microseconds else "under 0.1 s"
 
 
 def _result(finding: JudgedPromise) -> str:

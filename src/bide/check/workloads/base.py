@@ -182,7 +182,8 @@ class SingleMessageWorkload(CheckWorkload):
                 draft.body, headers=draft.headers, message_id=draft.id, **target
             )
         except BideError as error:
-            recorder.add_sent(draft, places, outcome=type(error).__name__, expected=expected_after(error), role=role)
+            name, expected = type(error).__name__, expected_after(error)
+            recorder.add_sent(draft, places, outcome=name, expected=expected, role=role, is_call=True)
         else:
             recorder.add_sent(
                 draft,
@@ -192,6 +193,7 @@ class SingleMessageWorkload(CheckWorkload):
                 due=receipt.due,
                 attempts=receipt.attempts,
                 role=role,
+                is_call=True,
             )
 
 

@@ -46,6 +46,7 @@ class BulkWorkload(CheckWorkload):
                         expected="delivered" if result.error is None else expected_after(result.error),
                         due=result.due if result.error is None else None,
                         attempts=result.attempts,
+                        is_call=True,
                     )
             except BulkInDoubtError as error:
                 for one in error.unsent:
