@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyarrow import fs
 
 from bide.errors import InvalidInputError
+from bide.pipelines.table_paths import check_path
 
 _READER_VERSION: Final = 1
 """The reader version in Delta's protocol of tables that bide writes: without deletion vectors and mappings of
@@ -25,11 +26,7 @@ def import_deltalake(folder: str) -> Any:
         InvalidInputError: it is not installed, or does not support the path.
     """
     # deltalake 1.6.6 makes a URL of the path: it panics at some of these characters, and decodes others.
-    for character in folder:
-        if character in _NOT_IN_PATHS or not character.isprintable():
-            raise InvalidInputError(
-                f"Delta tables cannot be in {folder!r}, because its path has {character!r}: name another folder"
-            )
+    check_path(folder, "Delta", _NOT_IN_PATHS)
     try:
         import deltalake
     except ImportError as error:

@@ -10,6 +10,7 @@ from typing import Any, Final
 from pyarrow import fs
 
 from bide.errors import InvalidInputError
+from bide.pipelines.table_paths import check_path
 
 _CATALOG: Final = "_state/catalog.db"
 _CATALOG_NAME: Final = "bide"
@@ -23,11 +24,7 @@ def import_pyiceberg(folder: str) -> Any:
         InvalidInputError: it is not installed, or does not support the path.
     """
     # SQLAlchemy makes a URL of the path of the catalog.
-    for character in folder:
-        if character in _NOT_IN_PATHS or not character.isprintable():
-            raise InvalidInputError(
-                f"Iceberg tables cannot be in {folder!r}, because its path has {character!r}: name another folder"
-            )
+    check_path(folder, "Iceberg", _NOT_IN_PATHS)
     try:
         import pyiceberg.catalog.sql
         import pyiceberg.exceptions
