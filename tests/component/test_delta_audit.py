@@ -520,12 +520,19 @@ def test_a_missing_package_is_named(
 ) -> None:
     audit_twice(folder)
     monkeypatch.setitem(sys.modules, "deltalake", None)
-    advice = "Delta tables need the package deltalake: pip install 'bide[delta]'"
-    with pytest.raises(InvalidInputError, match=r"pip install 'bide\[delta\]'"):
+    check_advice(folder, tmp_path, capsys, table_format="delta", package="deltalake")
+
+
+def check_advice(
+    folder: Folder, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, table_format: str, package: str
+) -> None:
+    """Check that rounds and commands name the missing package of a format, and create nothing."""
+    advice = f"{table_format.title()} tables need the package {package}: pip install 'bide[{table_format}]'"
+    with pytest.raises(InvalidInputError, match=rf"pip install 'bide\[{table_format}\]'"):
         run(None, Sources(url="amqp://localhost"), folder)
     new = tmp_path / "new"
     for command in (
-        ("audit", "--into", str(new), "--format", "delta"),
+        ("audit", "--into", str(new), "--format", table_format),
         ("report", folder.place, "--out", str(tmp_path / "report.html")),
     ):
         assert cli.run(["pipeline", *command]) == 2

@@ -15,7 +15,6 @@ import pytest
 from pyarrow import parquet
 from pyiceberg.table import Table, TableProperties, Transaction
 
-from bide.cli import app as cli
 from bide.errors import InvalidInputError
 from bide.pipelines.audit import iceberg_storage, merging
 from bide.pipelines.audit.columns import UNDECODABLE
@@ -32,6 +31,7 @@ from tests.component.test_delta_audit import (
     YESTERDAY,
     append,
     audit_twice,
+    check_advice,
     contents,
     facts,
     ids_in,
@@ -298,17 +298,7 @@ def test_a_missing_package_is_named(
 ) -> None:
     append(folder, 0, failed=facts("failed", "a"))
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog.sql", None)
-    advice = "Iceberg tables need the package pyiceberg: pip install 'bide[iceberg]'"
-    with pytest.raises(InvalidInputError, match=r"pip install 'bide\[iceberg\]'"):
-        run(None, Sources(url="amqp://localhost"), folder)
-    new = tmp_path / "new"
-    for command in (
-        ("audit", "--into", str(new), "--format", "iceberg"),
-        ("report", folder.place, "--out", str(tmp_path / "report.html")),
-    ):
-        assert cli.run(["pipeline", *command]) == 2
-        assert advice in capsys.readouterr().err
-    assert not new.exists()
+    check_advice(folder, tmp_path, capsys, table_format="iceberg", package="pyiceberg")
 
 
 def test_a_day_is_found_by_its_files(folder: Folder) -> None:
