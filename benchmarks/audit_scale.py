@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import random
-import resource
 import statistics
 import subprocess
 import sys
@@ -47,6 +46,8 @@ LATER: Final = 10
 """One message in ten is delivered in the next round."""
 WINDOW: Final = 2_000
 REPOSITORY: Final = Path(__file__).parents[1]
+SITE: Final = REPOSITORY / "benchmarks/pipeline/site"
+"""What Python needs to count the processor time of Spark's processes that have ended."""
 
 Row = tuple[str, dict[str, Any]]
 """A message id and headers."""
@@ -95,31 +96,26 @@ async def prepare(url: str) -> None:
         await connection.close()
 
 
-def children_processor_time() -> float:
-    """Seconds of all children that have ended, and of theirs. It depends less on what else the machine does."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
-
-
 def audit(broker: LocalBroker, source: Path, into: Path, options: list[str]) -> dict[str, Any]:
     """One round by the command of a checkout: what it printed, and both times of the whole command."""
-    command = [sys.executable, "-m", "bide", "pipeline", "audit", "--into", str(into), "--once", "--json", *options]
+    python, times = sys.executable, into.with_name(f"{into.name}-times.json")
+    metered = [python, "-m", "benchmarks.pipeline.metered", str(times), python, "-m", "bide"]
+    command = [*metered, "pipeline", "audit", "--into", str(into), "--once", "--json", *options]
     assert broker.stream_url is not None
     environment = {
         **os.environ,
         "BIDE_URL": broker.url,
         "BIDE_STREAM_PORT": broker.stream_url.rstrip("/").rpartition(":")[2],
-        "PYTHONPATH": str(source / "src"),
+        "PYTHONPATH": os.pathsep.join(map(str, (source / "src", SITE, REPOSITORY))),
     }
-    began, used = time.monotonic(), children_processor_time()
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, env=environment)
-    took, used = time.monotonic() - began, children_processor_time() - used
+    took = json.loads(times.read_text())
     report: dict[str, Any] = json.loads(done.stdout)
     return {
         "seconds": round(report["seconds"], 1),
         "read_seconds": round(report["read_seconds"], 1),
-        "command_seconds": round(took, 1),
-        "processor_seconds": round(used, 1),
+        "command_seconds": round(took["seconds"], 1),
+        "processor_seconds": round(took["processor_seconds"], 1),
         "engine": report["engine"],
     }
 
