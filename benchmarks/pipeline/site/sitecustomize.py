@@ -17,4 +17,4 @@ if "pyspark.daemon" in sys.orig_argv:
         is_ignored = number == signal.SIGCHLD and handler is signal.SIG_IGN
         return _signal(number, signal.SIG_DFL if is_ignored else handler)
 
-    signal.signal = _set_handler  # type: ignore[assignment]
+    signal.signal = _set_handler  # type: ignore[assignment]  # with less exact types
